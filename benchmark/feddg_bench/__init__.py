@@ -1,7 +1,6 @@
 """feddg-bench: a benchmark suite for federated domain generalisation.
 
-``import feddg_bench as fb`` costs next to nothing: each name below is imported when it is first
-used.
+``import feddg_bench as fb`` takes almost no time: each name below is imported on first use.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _FACE = {
     "weighted_mean": "core.aggregation",
     "torch_generator": "common.streams",
 }
-"""Public name -> the module that has it."""
+"""Public name -> its module."""
 
 
 def __getattr__(name: str) -> Any:

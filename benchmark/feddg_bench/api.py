@@ -1,4 +1,4 @@
-"""The Python interface: what ``import feddg_bench as fb`` offers, in one page."""
+"""The Python interface: `run`, `tables` and `table` of ``import feddg_bench as fb``."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def run(
     observers: Sequence[Observer] = (),
     **resources: Any,
 ) -> list[RunRecord]:
-    """Make the runs that are not recorded yet, and return the records of all.
+    """Execute the runs that are not recorded yet, and return the records of all runs.
 
     Args:
-        method: A method, several, or ``all``.
-        protocol: ``ltdo``, ``lodo`` or ``wilds``, or several.
+        method: One or several methods, or ``all``.
+        protocol: One or several of ``ltdo``, ``lodo`` and ``wilds``.
         dataset: Name of a data set.
-        scenario: Scenarios, ``all``, or ``None`` for the protocol's own.
-        recipe: A recipe's name or a YAML file; ``None`` for the data set's own.
-        seeds: A number of seeds, counted from 0; a list of seeds; or a text such as ``"0-2"``.
+        scenario: One or several scenarios, ``all``, or ``None`` for the protocol's default.
+        recipe: Name of a recipe or path of a YAML file; ``None`` for the data set's default.
+        seeds: Number of seeds, counted from 0; a list of seeds; or text such as ``"0-2"``.
         settings: Settings by short, dotted or nested key, such as ``{"rounds": 1, "hyper.mu":
             0.1}``.
-        readings: What a paper's recipe takes: ``"published"`` or ``"corrected"`` (see `Request`).
-        tuned: Take the settings that ``feddg-bench tune`` chose on the same protocol, or on the one
-            that is named.
+        readings: Variant of a paper's recipe: ``"published"`` or ``"corrected"`` (see `Request`).
+        tuned: Use the settings chosen by ``feddg-bench tune`` on the same protocol, or on the named
+            one.
         results: Folder of records and checkpoints.
-        keep: Global models to keep beside the record: ``"last"``, ``"best"``.
-        again: Repeat runs that are recorded; old records are set aside.
+        keep: Global models to keep in addition to the record: ``"last"``, ``"best"``.
+        again: Repeat recorded runs; old records are set aside.
         quiet: Show no progress.
-        observers: Further observers of the runs (`feddg_bench.Observer`).
+        observers: Additional observers of the runs (`feddg_bench.Observer`).
         resources: Fields of `feddg_bench.Resources`, such as ``data_root`` or ``workers``.
 
     Raises:
-        FeddgError: In one sentence, if something is unknown, missing or does not fit.
+        FeddgError: With a message of one sentence, if something is unknown, missing or unsuitable.
     """
     for name in resources:
         if name not in Resources.model_fields:
@@ -106,7 +106,7 @@ def run(
 def tables(
     *names: str, results: str | Path | Sequence[str | Path] | None = None, **selection: Any
 ) -> dict[str, MadeTable]:
-    """Make tables from records, by name; a notebook shows them, ``.frame()`` gives their cells.
+    """Make tables from records, by name; notebooks show them, ``.frame()`` returns their cells.
 
     Args:
         names: ``generic`` (the default), ``all``, papers' tables such as ``pardon-1``, YAML files.
@@ -115,7 +115,7 @@ def tables(
             ``metric``, ``others``, ``variants`` and ``bold``.
 
     Raises:
-        FeddgError: In one sentence, if a name is unknown or records cannot be read.
+        FeddgError: With a message of one sentence, if a name is unknown or records are unreadable.
     """
     from feddg_bench.analysis.tables.make import MadeTable, TableOptions, make_tables
     from feddg_bench.records.sources import asked_folders
@@ -138,15 +138,15 @@ def table(
     """Make one table of methods, with a column for each scenario or for each value of a setting.
 
     Args:
-        rows: Methods; all that have runs by default.
+        rows: Methods; by default all methods with runs.
         columns: A field of a run, such as ``scenario``, or a setting, such as
             ``partition.heterogeneity``.
         results: Folders of records, as for `tables`.
-        selection: As for `tables`, with ``dataset`` and ``protocol``, which are needed if there are
-            several and the columns do not tell them apart.
+        selection: As for `tables`, plus ``dataset`` and ``protocol``, which are required if there
+            are several and the columns do not distinguish them.
 
     Raises:
-        FeddgError: In one sentence, if a name is unknown or no run fits.
+        FeddgError: With a message of one sentence, if a name is unknown or no run matches.
     """
     from feddg_bench.analysis.tables.make import MadeTable, TableOptions, make_table
     from feddg_bench.records.sources import asked_folders

@@ -1,7 +1,7 @@
-"""What packages beside the core add to it: commands, figures, tables, sections of cards, records.
+"""Extensions of the core by other packages: commands, figures, tables, card sections, records.
 
-The core names no part of an extension. It asks every one of the group ``feddg_bench.extensions``,
-the attacks among them (`feddg_attacks.extension`), and works without any.
+The core names no part of an extension. It queries every extension of the group
+``feddg_bench.extensions``, including attacks (`feddg_attacks.extension`), and works without any.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 class Document(NamedTuple):
-    """A finished table that is no grid."""
+    """A finished table that is not a grid."""
 
     summary: str  # one line for the terminal
-    texts: Mapping[str, str]  # text by the ending of its file: `md`, `notes.md`, `csv`
+    texts: Mapping[str, str]  # text by file extension: `md`, `notes.md`, `csv`
 
 
 class Extension:
-    """The parts that a package adds; each is optional, and its names must be new.
+    """The parts that a package adds; each is optional, and its names must not be taken.
 
     Lists of methods, help and completion load the class, so import nothing slow at the top of its
     module.
@@ -42,32 +42,32 @@ class Extension:
     grids: ClassVar[Sequence[str]] = ()
     """Names for ``feddg-bench tables NAME``; ``all`` includes them."""
     documents: ClassVar[Mapping[str, str]] = {}
-    """Likewise, for tables that are no grids: name -> content in a few words."""
+    """The same for tables that are not grids: name -> short description."""
 
     def commands(self) -> Mapping[str, Callable[..., None]]:
         """Return further commands by name, as Typer takes them."""
         return {}
 
     def draw(self, figure: str, runs: Sequence[RecordedRun], choice: Any) -> Iterable[Any]:
-        """Yield the pictures of one of `figures`, or texts with the reason why there is none.
+        """Yield the pictures of one of `figures`, or texts with the reason for a missing one.
 
-        ``choice`` is an `analysis.figures.series.Selection`, the pictures are
+        ``choice`` is an `analysis.figures.series.Selection`; each picture is an
         `analysis.figures.drawing.Picture`.
         """
         raise NotImplementedError
 
     def make_grids(self, wanted: Sequence[str], folders: Sequence[Path]) -> Sequence[Any]:
-        """Return some of `grids`, made from results folders: `analysis.tables.grid.Grid`."""
+        """Return the wanted `grids`, made from results folders, as `analysis.tables.grid.Grid`."""
         raise NotImplementedError
 
     def make_document(
         self, name: str, folders: Sequence[Path], runs: Sequence[RecordedRun], *, anyway: bool
     ) -> Document | None:
-        """Return one of `documents`; ``None`` without records of its own, unless ``anyway``."""
+        """Return one of `documents`, or ``None`` if it has no records, unless ``anyway``."""
         raise NotImplementedError
 
     def card(self, name: str, method: Outline, folders: Sequence[Path]) -> str:
-        """Return what follows under *Privacy* in a method's card: Markdown list items or ``""``."""
+        """Return Markdown list items for *Privacy* in a method's card, or ``""``."""
         return ""
 
     def packables(self, root: Path) -> tuple[list[Packable], dict[Path, str]]:

@@ -1,4 +1,4 @@
-"""Outlines of methods: what their classes declare, in a form that a file can hold.
+"""Outlines of methods: the declarations of their classes, in a form that files can store.
 
 Lists, plans and tables read outlines, because a method's module takes seconds to import PyTorch.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from feddg_bench.core.method import Method
 
 _DECLARED = ("files", "labels", "added", "presets", "preset_of", "impossible")
-"""What a class of settings declares besides its fields."""
+"""Declarations of a settings class other than its fields."""
 _BOUNDS = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
-"""Bounds of a number in a JSON schema, and for Pydantic."""
+"""Name of a bound in a JSON schema -> its name in Pydantic."""
 _KINDS = {"boolean": bool, "integer": int, "number": float, "string": str, "null": None}
 
 
@@ -36,11 +36,11 @@ def _written(settings: type[MethodSettings]) -> dict[str, Any]:
 
 
 def _read(written: Any) -> type[MethodSettings]:
-    """Return the class of settings that `_written` wrote; a class is left as it is."""
+    """Return the class of settings that `_written` wrote; a class is returned unchanged."""
     if isinstance(written, type):
         return written
     own = {name: _tuples(written[name]) for name in _DECLARED}
-    own["model_config"] = {"use_attribute_docstrings": False}  # there is no source to read them in
+    own["model_config"] = {"use_attribute_docstrings": False}  # there is no source to read
     base = type("Declared", (MethodSettings,), own)
     made: dict[str, Any] = {}
     for name, schema in written["fields"].items():
@@ -68,7 +68,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _meaning(settings: type[MethodSettings]) -> list[Any]:
-    """Return all that decides which values a class of settings accepts, and what they become."""
+    """Return everything that determines how a class of settings checks and converts values."""
     code = settings.__pydantic_decorators__
     named = {*code.field_validators, *code.model_validators, *code.field_serializers}
     return [named, settings.model_post_init, *map(repr, settings.model_fields.items())]
@@ -76,14 +76,14 @@ def _meaning(settings: type[MethodSettings]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a method's class declares (see `Method`), and what is known from it.
+    """The declarations of a method's class (see `Method`), and facts derived from them.
 
     Attributes:
         doc: Docstring of the class.
-        title: Its own title, "" if it has none.
+        title: Title of the class, "" if it has none.
         deviations: ``DEVIATIONS`` of its module, ``None`` if it declares none.
-        obstacles: Why it cannot have each protection, see `obstacles`.
-        one_by_one: Why its clients cannot step together, see `one_by_one`.
+        obstacles: Reason why each protection is impossible, see `obstacles`.
+        one_by_one: Reason why its clients cannot step together, see `one_by_one`.
     """
 
     doc: str
@@ -110,7 +110,7 @@ def _adapter() -> TypeAdapter[Outline]:
 
 
 def outline_of(method: type[Method]) -> Outline:
-    """Return what a method's class declares."""
+    """Return the outline of a method's class."""
     known = {
         "doc": inspect.cleandoc(method.__doc__ or ""),
         "title": vars(method).get("title", ""),
@@ -125,12 +125,12 @@ def outline_of(method: type[Method]) -> Outline:
 def write_outline(outline: Outline) -> dict[str, Any] | None:
     """Return an outline as JSON values; ``None`` if its settings are more than fields with bounds.
 
-    So it is for those with a validator of their own: it is code, which only their module can run.
+    For example, settings with their own validator need code that only their module can run.
     """
     try:
         written: dict[str, Any] = _adapter().dump_python(outline, mode="json")
         same = _meaning(read_outline(written).Settings) == _meaning(outline.Settings)
-    except Exception:  # values that JSON does not have
+    except Exception:  # values that JSON cannot represent
         return None
     return written if same else None
 
@@ -139,6 +139,6 @@ def read_outline(written: Any) -> Outline:
     """Return the outline that `write_outline` wrote.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If ``written`` is not an outline.
     """
     return _adapter().validate_python(written)

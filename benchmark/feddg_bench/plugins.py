@@ -1,8 +1,8 @@
-"""Plugins of each kind by name: modules of our packages, or entry points of others.
+"""Plugins of each kind by name: modules of the built-in packages, or entry points of others.
 
-Only the plugin that is asked for is imported, so that one plugin's missing extra breaks no other,
-and the known names can be listed without importing any. What a method's class declares, including
-its settings, is on file, so that it is known without PyTorch (`outline`).
+Only the requested plugin is imported, so that a missing extra of one plugin does not break others,
+and the known names can be listed without any import. The declarations of a method's class,
+including its settings, are stored in files, so that they are known without PyTorch (`outline`).
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ _GROUPS = {
     "extension": "feddg_bench.extensions",
 }
 _EXTENSIONS = {"attacks": "feddg_attacks.extension"}
-"""Those that come with the suite. It works without them."""
+"""Extensions that come with the suite, which works without them."""
 
 
 @cache
 def _found(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry point of each plugin of a kind; other packages' plugins replace ours."""
+    """Return the entry points of a kind; other packages' plugins replace built-in ones."""
     group = _GROUPS[kind]
     own = [EntryPoint(name, module, group) for name, module in _ours(kind)]
-    theirs = reversed(list(entry_points(group=group)))  # the first of a name counts
+    theirs = reversed(list(entry_points(group=group)))  # the first of a name wins
     return {entry.name: entry for entry in (*own, *theirs)}
 
 
 def _ours(kind: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the module of each of our plugins; names of attacks have hyphens."""
+    """Yield name and module of each built-in plugin; names of attacks have hyphens."""
     if kind == "extension":
         for name, module in _EXTENSIONS.items():
             if importlib.util.find_spec(top(module)) is not None:
@@ -84,7 +84,7 @@ def _ours(kind: str) -> Iterator[tuple[str, str]]:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Return the known names of a kind, a key of `_GROUPS`, without importing any."""
+    """Return the known names of a kind, a key of `_GROUPS`, without importing any plugin."""
     return tuple(sorted(_found(kind)))
 
 
@@ -95,7 +95,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def plugin_name(kind: str, name: str) -> str:
-    """Return a plugin's name as it is registered, however the user writes it (`known_name`).
+    """Return a plugin's registered name for any spelling that `known_name` accepts.
 
     Raises:
         SettingsError: If it is unknown; the message suggests the nearest known one.
@@ -110,7 +110,7 @@ def load_method(name: str) -> type[Method]:
 
     Raises:
         SettingsError: If there is no method of that name.
-        PluginError: If it cannot be imported, or see `check_declared`.
+        PluginError: If it cannot be imported, or `check_declared` refuses it.
     """
     from feddg_bench.core.method import Method
 
@@ -120,7 +120,7 @@ def load_method(name: str) -> type[Method]:
 
 
 def check_declared(method: type[Method]) -> None:
-    """Check what a method's class declares, before anything is computed.
+    """Check the declarations of a method's class before anything is computed.
 
     Raises:
         PluginError: If its settings, its ``uplink``, its ``version``, its ``__init__`` or one of
@@ -156,7 +156,7 @@ def check_declared(method: type[Method]) -> None:
 
 @cache
 def harmless(method: str, version: int) -> frozenset[str]:
-    """Return the digests with which one version of a built-in method gives the same numbers."""
+    """Return the digests with which one version of a built-in method gives the same results."""
     path = resources.files(_METHODS) / "digests.json"
     known: dict[str, dict[str, list[str]]] = json.loads(path.read_bytes())
     return frozenset(known.get(method, {}).get(str(version), ()))
@@ -189,12 +189,12 @@ def method_title(method: str) -> str:
 
 
 def make_dataset(name: str, data_root: Path | None = None) -> DomainDataset:
-    """Return a data set, opened.
+    """Return an opened data set.
 
     Raises:
         SettingsError: If there is no data set of that name.
         DataError: If it reads its domains or classes from the disk and they cannot be read.
-        PluginError: If it cannot be imported, or its domains have no codes of their own.
+        PluginError: If it cannot be imported, or its domains have no unique codes.
     """
     opened = load_dataset(name)(data_root)
     codes = {domain: opened.letters.get(domain) for domain in opened.domains}
@@ -212,7 +212,7 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
     """Return the class of a plugin; imports its module only.
 
     Raises:
-        PluginError: If it cannot be imported, or is no subclass of ``base``.
+        PluginError: If it cannot be imported, or is not a subclass of ``base``.
     """
     where = _where(kind, name)
     try:
@@ -260,19 +260,19 @@ def _the_only(base: type, module: ModuleType) -> Any:
 # -------------------------------------------------------------------- without PyTorch
 
 OUTLINES = "outlines.json"
-"""File of the package of our methods with their outlines, written by ``make digests``."""
+"""Outlines file in the package of the built-in methods, written by ``make digests``."""
 
 
 @cache
 def outline(name: str) -> Outline:
-    """Return what a method declares.
+    """Return the outline of a method.
 
-    Its module takes seconds to import. This is done only if the outline is not on file for today's
-    source: in the user's cache folder, or in `OUTLINES`.
+    Its module takes seconds to import. This is done only if no outline of the current source is
+    stored in the user's cache folder or in `OUTLINES`.
     """
     where = _where("method", name)
     source = _source(where)
-    with suppress(OSError, ValueError, LookupError, TypeError):  # not there, or not readable
+    with suppress(OSError, ValueError, LookupError, TypeError):  # missing or unreadable
         return read_outline(json.loads(_on_file(where).read_bytes()))
     shipped = _shipped_outlines()
     if shipped.get("source") == source and where.name in shipped["outlines"]:
@@ -283,10 +283,10 @@ def outline(name: str) -> Outline:
 
 
 def check_outline(name: str, method: type[Method]) -> None:
-    """Refuse a run that was planned by an outline which is out of date.
+    """Refuse a run that was planned with an outdated outline.
 
     Raises:
-        PluginError: If the class declares something else, because another package changed.
+        PluginError: If the class now declares other values, because another package changed.
     """
     now = outline_of(method)
     written = write_outline(now)
@@ -307,13 +307,13 @@ def _keep(where: EntryPoint, declared: Outline) -> None:
 
 
 def _on_file(where: EntryPoint) -> Path:
-    """Return the file of the cache folder that holds an outline of today's source."""
+    """Return the cache file for the outline of the current source."""
     text = f"{where.value} {_source(where)}"
     return cache_dir() / "outlines" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
 def _source(where: EntryPoint) -> str:
-    """Return the digest of the source that decides an outline: the plugin's, and our methods'."""
+    """Return the digest of the source behind an outline: the plugin's and the built-in methods'."""
     return source_digest(*dict.fromkeys((top(where.module), _METHODS)))
 
 

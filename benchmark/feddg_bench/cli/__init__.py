@@ -1,4 +1,4 @@
-"""The ``feddg-bench`` command. PyTorch is imported only where something is computed."""
+"""The ``feddg-bench`` command. PyTorch is imported only for computations."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from feddg_bench.config.layers import dotted_keys
 from feddg_bench.extensions import extensions
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""click's UsageError, whether Typer brings click along or depends on it."""
+"""click's UsageError, whether Typer bundles click or depends on it."""
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     suggest_commands=False,  # `_wrong_usage` does
-    rich_markup_mode=None,  # plain help answers in half the time
+    rich_markup_mode=None,  # plain help takes half the time
     help="Federated domain generalisation: one loop, every method a plugin, numbers that repeat.",
 )
 app.command("run")(run_command)
@@ -83,7 +83,7 @@ def _command() -> Any:
 
 
 _OUTSIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENOSPC)
-"""Errors of the operating system that a user can mend, as a folder that may not be read."""
+"""Errors of the operating system that a user can fix, such as an unreadable folder."""
 
 TWICE = 0.3
 """Seconds within which a second signal counts as the first: terminal and parent both send it."""
@@ -94,7 +94,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may know no letters but ASCII's
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may know only ASCII
             stream.reconfigure(errors="replace")
     try:
         _refuse_nothing(sys.argv[1:])
@@ -109,7 +109,7 @@ def main() -> None:
     except RunInterruptedError as stop:
         print("feddg-bench: stopped", file=sys.stderr)
         sys.exit(128 + stop.signal_number)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
+    except BrokenPipeError:  # the reader of our output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def _refuse_nothing(words: Sequence[str]) -> None:
-    """Refuse an empty word, such as a shell's unset variable: as a path it is this folder.
+    """Refuse an empty argument, such as an unset shell variable: as a path it is this folder.
 
     Raises:
         SettingsError: If there is one.
@@ -135,9 +135,9 @@ def _refuse_nothing(words: Sequence[str]) -> None:
 
 
 def _wrong_usage(error: Any) -> str:
-    """Return one sentence about a wrong option, argument or subcommand, with the nearest right one.
+    """Return one sentence about a wrong option, argument or subcommand, with the nearest valid one.
 
-    A setting that was given as an option, such as ``--lr 0.1``, is shown in its right form.
+    A setting given as an option, such as ``--lr 0.1``, is shown in its correct form.
     """
     context, given = error.ctx, getattr(error, "option_name", None)
     command = getattr(context, "command", None)

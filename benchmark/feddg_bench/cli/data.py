@@ -1,4 +1,4 @@
-"""``feddg-bench data``: get data sets; what is on this disk, whether it is right, how it looks."""
+"""``feddg-bench data``: download, list, check, decode, show and locate data sets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ data_app = typer.Typer(
 def list_command(
     data_root: DataRoot = None, cache_dir: CacheDir = None, json_: Json = False
 ) -> None:
-    """List the data sets and which of them are here."""
+    """List the data sets and whether they are on this machine."""
     from feddg_bench.common.files import cache_dir as find_cache
     from feddg_bench.data.locations import check_root
 
@@ -123,11 +123,11 @@ def check_command(
     cache_dir: CacheDir = None,
     json_: Json = False,
 ) -> None:
-    """Compare a data set with the published one. Decoded images with their checksums, too.
+    """Compare a data set with the published one. Also decoded images with their checksums.
 
-    It says what could be compared: numbers of images, duplicates, and every picture if signatures
-    of the published ones are known. These come with PACS, and `data sign` makes them from any clean
-    copy.
+    It reports what was compared: numbers of images, duplicates, and every image if signatures of
+    the published ones are known. Those of PACS are included, and `data sign` makes them from any
+    clean copy.
 
     Exit status: 0 if nothing differs, 1 if something does, 2 if it cannot be checked.
     """
@@ -155,7 +155,7 @@ def sign_command(
 ) -> None:
     """Write signatures of a clean copy. `data check --against` compares other copies with them.
 
-    They take 11 bytes an image, from which no image can be restored.
+    They take 11 bytes per image, from which no image can be restored.
     """
     from feddg_bench.data.inspect.doctor import sign
     from feddg_bench.data.inspect.signatures import save_signatures
@@ -169,7 +169,7 @@ def sign_command(
 
 
 def _examined(opened: DomainDataset, split_csv: Path | None = None, **how: Any) -> Diagnosis:
-    """Return what `examine` says of a data set, with its progress shown."""
+    """Return the diagnosis of a data set by `examine`, and show progress."""
     from feddg_bench.data.inspect.doctor import examine
 
     with _progress(f"checking {opened.name}") as bar:
@@ -178,11 +178,11 @@ def _examined(opened: DomainDataset, split_csv: Path | None = None, **how: Any) 
 
 INDENT = " " * 4
 WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
-"""Names are not divided between two lines."""
+"""Names are not broken across two lines."""
 
 
 def _report(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield the lines that a person reads."""
+    """Yield the diagnosis as human-readable lines."""
     where = f" in {diagnosis.folder}" if diagnosis.folder else ""
     yield f"{diagnosis.title}{where}: {diagnosis.images:,} images"
     if diagnosis.layout:
@@ -227,7 +227,7 @@ def prepare_command(
         int, typer.Option(min=0, help="Processes that decode; 0 is one a core, for many images.")
     ] = 0,
 ) -> None:
-    """Decode a data set now. Stopped or killed, the same command goes on."""
+    """Decode a data set now. If stopped or killed, the same command resumes."""
     if size is not None and recipe is not None:
         raise SettingsError("give --size or --recipe, not both: a recipe says its own size")
     sizes = [] if size is None else _sizes(size)
@@ -255,12 +255,12 @@ def prepare_command(
 
 
 def _recipe_data(dataset: str, recipe: str) -> DataSettings:
-    """Return how a recipe's runs on a data set decode its images."""
+    """Return the data settings of a recipe's runs on a data set."""
     return settle(recipe_layers(recipe, dataset, "fedavg")).data
 
 
 def _as_in_a_run(opened: DomainDataset) -> DomainDataset:
-    """Return a data set whose image files are decoded as in runs of its own recipe."""
+    """Return a data set whose image files are decoded as in runs of its default recipe."""
     try:
         return opened.decoded(_recipe_data(opened.name, opened.default_recipe))
     except SettingsError:  # the recipe has no entry for a third party's data set
@@ -311,7 +311,7 @@ def path_command(
         Path | None, typer.Argument(metavar="[DIR]", help="Remember this folder.")
     ] = None,
 ) -> None:
-    """Show or set where data sets are looked for. `all DIR` sets the folder of all."""
+    """Show or set the folders of data sets. `all DIR` sets the folder of all."""
     from feddg_bench.data.locations import data_roots, remember_root, settings_file
 
     one = None if dataset in (None, "all") else dataset
@@ -379,10 +379,10 @@ def download_command(
         bool, typer.Option("--accept-licence", help="I keep to a licence for research only.")
     ] = False,
 ) -> None:
-    """Download a data set or a style network where its licence lets us.
+    """Download a data set or a style network if its licence permits.
 
-    Stopped, the same command goes on. The data folder is $FEDDG_DATA, that of the settings file, or
-    ~/.local/share/feddg-bench. Files are checked before they are used; then a data set is examined
+    If stopped, the same command resumes. The data folder is $FEDDG_DATA, else that of the settings
+    file, else ~/.local/share/feddg-bench. Files are checked before use; then a data set is examined
     as by `data check`, and the checkpoints of a network become one .safetensors file.
     """
     from feddg_bench.data.fetch.obtain import check_offer, obtain
@@ -421,9 +421,9 @@ def download_command(
 
 @contextmanager
 def _bars(source: str) -> Iterator[Callable[[str, str], Callable[[int, int], None]]]:
-    """Show amount, speed and time left of one step after another, if on a terminal.
+    """Show amount, speed and time left of successive steps, if on a terminal.
 
-    A failure names the ``source``; after a stop, the message says how to go on.
+    An error names the ``source``; after an interrupt, the message says how to resume.
     """
     try:
         with _amounts() as show:

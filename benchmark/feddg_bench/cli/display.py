@@ -1,4 +1,4 @@
-"""What a person sees while runs are under way: a live line on a terminal, plain lines elsewhere."""
+"""Progress of runs for users: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class ConsoleReport(Display, Observer):
             self.say(f"decoded {total} images")
 
     def already(self, plan: Plan, record: RunRecord) -> None:
-        """A run is not repeated, because its record is there."""
+        """Say that a run is not repeated, because it is recorded."""
         del record
         self.number += 1
         self.say(f"{self._title(plan)}: already done, {plan.key}")
 
     def begin(self, run: Run) -> None:
-        """A run starts, or goes on from a checkpoint."""
+        """Show that a run starts, or resumes from a checkpoint."""
         plan, done = run.plan, run.done
         self.number += 1
         self.held_out = ""
@@ -70,7 +70,7 @@ class ConsoleReport(Display, Observer):
         title, most = self._title(plan), self.console.width // 2 - 8
         if len(title) > most:
             title = f"{title[: most - 1]}…"
-        # The columns that title, bar, count and time leave on the line.
+        # Columns left on the line by title, bar, count and time.
         self.room = self.console.width - len(title) - self.bar - len(f"{rounds}/{rounds}") - 12
         self.task = self.progress.add_task(title, total=rounds, completed=done or 0, facts="")
         self.started, self.done = time.monotonic(), done or 0
@@ -80,7 +80,7 @@ class ConsoleReport(Display, Observer):
             self.say(f"{self._title(plan)}: {rounds} rounds, {plan.key}")
 
     def round(self, run: Run, result: RoundResult) -> None:
-        """A round ended."""
+        """Show the progress after a round."""
         if not result.round:
             return
         plan, ledger = run.plan, result.ledger
@@ -122,7 +122,7 @@ class ConsoleReport(Display, Observer):
 
 
 def terminal_table(grid: Grid, head: str) -> RichTable:
-    """Return a table for a terminal; a published number stands under ours."""
+    """Return a table for a terminal; published numbers stand below measured ones."""
     places = [n for n, column in enumerate(grid.columns) if not column.detail]
     rows: list[list[str] | None] = []
     for line in grid.lines:
@@ -142,7 +142,7 @@ def terminal_table(grid: Grid, head: str) -> RichTable:
         return text_table(grid.title, columns, rows, caption=grid.caption, right=heads, whole=whole)
 
     if Console(width=10_000).measure(table()).maximum > terminal().width:
-        for row in filter(None, rows):  # deviations and intervals get a line of their own
+        for row in filter(None, rows):  # deviations and intervals get their own line
             row[1:] = [cell.replace(" ±", "\n±").replace(" [", "\n[") for cell in row[1:]]
     return table()
 
@@ -180,7 +180,7 @@ def draw_profile(measured: Profile) -> RichTable:
 
 
 def draw_overheads(measured: Sequence[Profile]) -> RichTable:
-    """Return a table of methods: seconds a round by phase, and bytes, as papers show overheads."""
+    """Return the overheads of methods as in papers: seconds a round by phase, and bytes."""
     first = measured[0]
     phases = list(first.round)
     numbers = ("once", *(f"{phase[:5]}." for phase in phases))
@@ -214,9 +214,9 @@ def _short(value: float) -> str:
 
 
 class Board(Display):
-    """Draws all runs and those under way; without a terminal, a line for each that ended.
+    """Draws a bar for all runs and for each running one; without a terminal, a line per ended run.
 
-    ``finished`` returns the jobs that are finished, by any worker, and how many there will be.
+    ``finished`` returns the jobs finished by any worker, and the total number of jobs.
     """
 
     def __init__(
@@ -270,14 +270,14 @@ class Board(Display):
                 self.say(f"[{done}/{total}] {title}: {what}{left}")
 
     def drop(self, key: str) -> None:
-        """Remove the bar of a run that is no longer under way."""
+        """Remove the bar of a run that is no longer running."""
         if key in self.bars:
             self.progress.remove_task(self.bars.pop(key))
 
     def _count(self) -> tuple[int, int, str]:
         """Update the bar; return the numbers of finished and of all jobs, and the time left."""
         over, total = self.finished()
-        done = len(over - self.begun.keys())  # others may be finished whose end is still to be told
+        done = len(over - self.begun.keys())  # without jobs whose end is not reported yet
         here = done - self.first
         left = ""
         if self.started is not None and here > 0 and total > done:

@@ -1,4 +1,4 @@
-"""``feddg-bench figures``: pictures of records, of partitions, and of models trained for them."""
+"""``feddg-bench figures``: figures of records, of partitions, and of models trained for them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ One = Annotated[str | None, typer.Option(help="Default: all that have records.")
 
 @dataclass(frozen=True)
 class Records:
-    """Which records are drawn, what is drawn of them, and where it goes."""
+    """Options of figures: the records, the metric's split and rounds, and the output."""
 
     results: Folders = None
     out: Annotated[
@@ -104,13 +104,13 @@ class Records:
 
 
 def _known(methods: str) -> Iterator[str]:
-    """Yield methods by their registered names; records may hold others, of plugins elsewhere."""
+    """Yield methods by registered name; unknown ones stay, as records can be of other plugins."""
     known = names("method")
     return (known_name(name, known) for name in listed(methods))
 
 
 def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
-    """Yield the figures called ``name``, or why there is none."""
+    """Yield the figures called ``name``, or the reason why there is none."""
     from feddg_bench.analysis.figures import overhead, rankings, scores
     from feddg_bench.analysis.tables.generic import frames
 
@@ -142,7 +142,7 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
 
 
 def _unswept(name: str, choice: Selection) -> str:
-    """Return the message that there are no two values to compare, and which command makes some."""
+    """Return the message that no two values can be compared, with a command that makes some."""
     on = f" dataset={choice.dataset}" if choice.dataset not in (None, "digits4") else ""
     what = {"lambda": "lambda", "clients": "K/N", "strength": "Q"}[name]
     return (
@@ -198,7 +198,7 @@ for _name in OF_RECORDS:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a picture goes, and in which formats."""
+    """Output folder and formats of a picture."""
 
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to. Default figures, beside the records.")
@@ -215,7 +215,7 @@ class Output:
 
     @property
     def folder(self) -> Path:
-        """Where the picture goes."""
+        """The folder of the picture."""
         return self.out or self.root / "figures"
 
     def save(self, draw: Callable[[], Picture]) -> None:
@@ -225,7 +225,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PartitionCommand(Output, Names):
-    """Draw what each client holds. Images of each domain, or of each class."""
+    """Draw the images of each client. By domain or by class."""
 
     lambdas: Annotated[
         str | None,
@@ -244,7 +244,7 @@ class PartitionCommand(Output, Names):
         values = (
             [None] if self.lambdas is None else [_number(part) for part in self.lambdas.split(",")]
         )
-        per_round = None if self.clients is None else 1  # nobody trains: K only must not exceed N
+        per_round = None if self.clients is None else 1  # no training: K only must not exceed N
         resources = Machine(self.data_root, self.cache_dir).resources()
         datasets = Datasets(self.data_root)
         plans = [
@@ -278,7 +278,7 @@ At = Annotated[
 
 @dataclass(frozen=True)
 class Training(Output, Recording, Experiment):
-    """The runs whose models a figure needs, where they are computed, and where the figure goes."""
+    """The runs whose models a figure needs, the resources for them, and the figure's output."""
 
     @property
     def root(self) -> Path:
@@ -293,9 +293,9 @@ class Training(Output, Recording, Experiment):
         updates: bool = False,
         check: Callable[[Sequence[Plan]], None] = lambda _plans: None,
     ) -> list[Trained]:
-        """Take the models that runs kept, or train each method up to the last round looked at.
+        """Load the models that runs kept, or train each method up to the last round in ``at``.
 
-        ``check`` refuses methods of which the figure shows nothing.
+        ``check`` refuses methods for which the figure would show nothing.
         """
         resources = self.resources()
         datasets = Datasets(resources.data_root)
@@ -371,7 +371,7 @@ class LandscapeCommand(Training):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StylesCommand(Training):
-    """Draw images as they are and as methods restyle them."""
+    """Draw images before and after restyling by methods."""
 
     images: Annotated[int, typer.Option(min=1, help="Images of a domain.")] = 2
 

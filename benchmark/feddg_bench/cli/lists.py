@@ -155,10 +155,10 @@ EXAMPLES = {
     "style": "fedcolour",
     "messages": "fedmeans",
 }
-"""What a method changes -> the example of it that is copied; each is tested as it stands.
+"""Part that a method changes -> the example that is copied; each is tested without changes.
 
 ``server``: the aggregation; ``client``: the local loss; ``style``: the images, by statistics that
-are exchanged before round 1; ``messages``: what clients send with their models.
+are exchanged before round 1; ``messages``: additional data that clients send with their models.
 """
 
 
@@ -176,7 +176,7 @@ def new_command(
     """Write a working plugin package. A method, its test, and the entry point that names it.
 
     Kinds: server, the aggregation; client, the local loss; style, the images, by channel statistics
-    that are exchanged before round 1; messages, what clients send with their models.
+    that are exchanged before round 1; messages, data that clients send with their models.
     """
     written = write_plugin(name, directory or Path(name), kind)
     say("\n".join(f"wrote {path}" for path in written))
@@ -188,14 +188,14 @@ def new_command(
 def write_plugin(name: str, directory: Path, kind: str = "server") -> list[Path]:
     """Write a package with one method of a kind of `EXAMPLES`, its test and its entry point.
 
-    The name may hold lower case letters, digits and underscores.
+    The name can contain lower case letters, digits and underscores.
 
     Returns:
         The files written.
 
     Raises:
         SettingsError: If the kind is unknown, the name is taken or cannot name a module, or a file
-            is there already.
+            exists already.
         DataError: If a file cannot be written.
     """
     if kind not in EXAMPLES:
@@ -248,9 +248,9 @@ datasets_app = catalogue(
 
 @datasets_app.command("show")
 def show_dataset_command(name: Dataset, data_root: DataRoot = None, json_: Json = False) -> None:
-    """Print what is known of a data set. Domains, classes, images, metrics, licence, recipes."""
+    """Print the facts of a data set. Domains, classes, images, metrics, licence, recipes."""
     dataset: DomainDataset | type[DomainDataset] = load_dataset(name)
-    if not dataset.domains:  # its domains are those on the disk
+    if not dataset.domains:  # its domains are read from the disk
         with suppress(DataError):
             dataset = make_dataset(name, data_root)
     facts = _facts(name, dataset)
@@ -287,7 +287,7 @@ def _facts(name: str, dataset: DomainDataset | type[DomainDataset]) -> dict[str,
 
 
 def _scenarios(dataset: DomainDataset | type[DomainDataset]) -> dict[str, list[str]]:
-    """Return the names of each protocol's own scenarios, where the protocol can be used."""
+    """Return the names of each usable protocol's own scenarios."""
     by_protocol: dict[str, list[str]] = {}
     official = dataset.official if isinstance(dataset.official, Mapping) else {}
     for protocol in PROTOCOLS:
@@ -321,7 +321,7 @@ def show_recipe_command(
     recipe: Annotated[str, typer.Argument(help="See `feddg-bench recipes`; or a YAML file.")],
     json_: Json = False,
 ) -> None:
-    """Print what a recipe sets. For all data sets, for each, and for single methods."""
+    """Print a recipe's settings. For all data sets, for each, and for single methods."""
     content = read_recipe(recipe)
     if json_:
         print_json(content.model_dump(exclude_unset=True))
@@ -357,10 +357,10 @@ def settings_command(
     results: Where = FOLDERS[0],
     json_: Json = False,
 ) -> None:
-    """Show every setting of a run. With WORD kind, default and the whole meaning, too.
+    """Show every setting of a run. With WORD also kind, default and the full meaning.
 
-    Other commands take them as KEY=VALUE, or from a file after --config. A key may be cut to its
-    last part if no other ends the same: lr=0.1 is train.lr=0.1.
+    Other commands take them as KEY=VALUE, or from a file after --config. A key can be shortened to
+    its last part if that is unique: lr=0.1 is train.lr=0.1.
     """
     method, dataset = plugin_name("method", method), plugin_name("data set", dataset)
     recipe = recipe or load_dataset(dataset).default_recipe
@@ -420,7 +420,7 @@ def _draw_briefly(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[dict[str, Any]]:
-    """Yield every key with its value in a run, and where that comes from."""
+    """Yield every key with its value in a run, and the origin of the value."""
     plugin = outline(method)
     layers = recipe_layers(recipe, dataset, method, plugin.needs)._replace(tuned=tuned)
     hyper, world = plugin.Settings, load_dataset(dataset).Settings
@@ -457,7 +457,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as YAML would read it, with long fractions cut."""
+    """Return a value as in YAML, with long fractions cut."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     return _text(value)

@@ -1,6 +1,6 @@
-"""Options that several commands share, one by one and in groups.
+"""Options that several commands share, single and in groups.
 
-Typer reads the annotations of groups from other modules, so they are values here, not texts.
+Typer reads the annotations of groups from other modules, so they are values here, not strings.
 """
 
 import json
@@ -145,7 +145,7 @@ SplitCsv = Annotated[Path | None, typer.Option(help="Split file; replaces our ow
 
 @dataclass(frozen=True)
 class Names:
-    """Which runs a command is about, except for what the command itself varies."""
+    """Options that define runs, except those that a command itself varies."""
 
     pairs: Pairs = None
     method: Methods = None
@@ -175,7 +175,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Experiment(Names):
-    """Which runs a command is about."""
+    """Options that define runs."""
 
     rounds: Rounds = None
     per_round: PerRound = None
@@ -186,7 +186,7 @@ class Experiment(Names):
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the data are and what computes."""
+    """Folders of the data and devices that compute."""
 
     data_root: DataRoot = None
     cache_dir: CacheDir = None
@@ -219,7 +219,7 @@ class Recording(Machine):
     address: Address = None
 
     def resources(self) -> Resources:
-        """Return the options as checked resources for runs; a sweep's may be Slurm's, too.
+        """Return the options as checked resources for runs; only sweeps can use Slurm.
 
         Raises:
             SettingsError: If a value is out of range.
@@ -271,9 +271,9 @@ class Shown:
 
 
 def command(kind: Callable[..., Callable[[], None]]) -> Callable[..., None]:
-    """Return a command for Typer from a dataclass: its fields are options, calling it is the work.
+    """Return a Typer command for a dataclass: its fields are options, calling it does the work.
 
-    A dataclass has the options of its bases, the groups in this module among them.
+    A dataclass has the options of its bases, including the groups in this module.
     """
 
     @wraps(kind, assigned=("__module__", "__name__", "__doc__"), updated=())
@@ -284,7 +284,7 @@ def command(kind: Callable[..., Callable[[], None]]) -> Callable[..., None]:
 
 
 def record_folders(given: list[Path] | None) -> tuple[list[Path], str]:
-    """Return the folders whose records are read, and what to say about them."""
+    """Return the folders whose records are read, and a text about them for the user."""
     folders = given or default_folders()
     sources = ", ".join(map(str, folders))
     more = [root for root in FOLDERS if root not in folders and holds_records(root)]
@@ -297,8 +297,8 @@ def record_folders(given: list[Path] | None) -> tuple[list[Path], str]:
 def each_usable(kind: str, make: Callable[[str], T]) -> Iterator[T]:
     """Yield what ``make`` returns for the name of every plugin of a kind.
 
-    One that cannot be used is named on standard error with its fault, and left out: of whoever
-    wrote it, the user wants to see the others.
+    One that cannot be used is left out and named on standard error with its fault, so that the user
+    still sees the others.
     """
     for name in names(kind):
         try:

@@ -1,4 +1,4 @@
-"""``feddg-bench predict``: what a kept model says about images."""
+"""``feddg-bench predict``: predictions of a kept model for images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def predict_command(
     """Print the class and its probability for each image.
 
     Images are resized as those of the data set were. A file that cannot be read is named at the
-    end, after the answers about the others, and the exit status is 2.
+    end, after the predictions for the others, and the exit status is 2.
     """
     files = list(_files(images))
     if csv_ is not None:
@@ -84,7 +84,7 @@ def predict_command(
 
 
 def _files(given: Iterable[Path]) -> Iterator[Path]:
-    """Yield image files, those of folders in the order of their names.
+    """Yield image files, those of folders sorted by name.
 
     Raises:
         DataError: If there is no such file or folder, or a folder holds no image.

@@ -49,8 +49,8 @@ class RunRecording(Recording):
 class RunCommand(RunRecording, Experiment):
     """Train methods, record every run and print a table of each.
 
-    Runs whose record is there already are not repeated; interrupted ones go on from their
-    checkpoint. KEY may be cut to its last part if no other ends the same: lr=0.1 is train.lr=0.1.
+    Recorded runs are not repeated; interrupted ones resume from their checkpoint. KEY can be
+    shortened to its last part if that is unique: lr=0.1 is train.lr=0.1.
     """
 
     keep: Annotated[
@@ -88,7 +88,7 @@ class RunCommand(RunRecording, Experiment):
         else:
             to_do = request.to_do(plans, wanted, again=self.again)
             if to_do and resources.engine == "processes":
-                # those that will train load PyTorch while this one does
+                # the worker processes load PyTorch while this one does
                 prepare_processes(resources.device, resources.workers)
             check_runs(to_do)
             if not self.json_:
@@ -104,7 +104,7 @@ run_command = command(RunCommand)
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ResumeCommand(RunRecording):
-    """Go on with an interrupted run from its last checkpoint."""
+    """Resume an interrupted run from its last checkpoint."""
 
     run: Annotated[str, typer.Argument(help="A run's key, or the first part of it.")]
     json_: Json = False
@@ -158,9 +158,9 @@ def _list(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Print one line a run: its key, what it is, and whether its record is there.
+    """Print one line per run: its key, state and title.
 
-    A run without a model that is to be kept is to do: it is made again for it.
+    A run that lacks a model to keep is to do: it is repeated for the model.
     """
     import yaml
 
@@ -197,7 +197,7 @@ def _run_all(
     again: bool = False,
     as_json: bool,
 ) -> None:
-    """Run what is not recorded yet, then print the table."""
+    """Execute the runs that are not recorded yet, then print the tables."""
     from feddg_bench.analysis.tables.summary import compared, summary, summary_json
     from feddg_bench.cli.display import ConsoleReport, terminal_table
     from feddg_bench.runs.driver import execute_all
@@ -268,9 +268,9 @@ def _say(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ProfileCommand(Machine, Experiment):
-    """Measure where a method's time goes. Compared with this machine's peak and a bare loop.
+    """Profile a method's time. Compared with this machine's peak and a bare loop.
 
-    ROUNDS are measured (default 3), after one more that warms up.
+    ROUNDS are measured (default 3), after one warm-up round.
     """
 
     synthetic: Annotated[

@@ -45,7 +45,7 @@ class SweepRecording(Recording):
 
 @dataclass(frozen=True)
 class Slurm:
-    """What ``--engine slurm`` asks of a cluster."""
+    """Resources that ``--engine slurm`` requests from a cluster."""
 
     jobs: Annotated[int, typer.Option(min=1, help="With --engine slurm: workers, a job each.")] = 1
     gpus_per_job: Annotated[int, typer.Option(min=0, help="GPUs of each job.")] = 0
@@ -63,9 +63,9 @@ class Slurm:
 class SweepCommand(Slurm, SweepRecording):
     """Run a W&B sweep file, without an account or a network.
 
-    Runs that are recorded are not repeated, interrupted ones go on, failed ones are kept with their
-    error. Start it on several machines that share the results folder, and they share the runs.
-    --engine slurm or ray starts it on a cluster.
+    Recorded runs are not repeated, interrupted ones resume, failed ones are kept with their error.
+    If started on several machines with a shared results folder, they share the runs. --engine slurm
+    or ray starts it on a cluster.
     """
 
     file: Annotated[Path, typer.Argument(help="Sweep file, as for `wandb sweep`; or a name: ltdo.")]
@@ -113,7 +113,7 @@ sweep_command = command(SweepCommand)
 
 
 def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
-    """Make the runs that are left and return whether one failed; if stopped, say how to go on."""
+    """Execute the remaining runs and return whether one failed; if stopped, say how to resume."""
     try:
         return _run(search, datasets, resources, retry_failed=retry_failed)
     except RunInterruptedError as stop:
@@ -175,7 +175,7 @@ def _submit(
     dry_run: bool,
     retry_failed: bool,
 ) -> None:
-    """Submit workers for the runs that are left, or show the script."""
+    """Submit workers for the remaining runs, or print the script."""
     from feddg_bench.sweeps.workers import (
         Copy,
         shared,
@@ -212,7 +212,7 @@ def _submit(
 
 
 def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: OnDecoded) -> None:
-    """Check the records that are there, decode images once for all workers, and find weights.
+    """Check existing records, decode images once for all workers, and find weights.
 
     Raises:
         DataError: If data or weights cannot be found, or a record was made from other data.
@@ -235,7 +235,7 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
 
 
 def _finished(search: Search, results: Path) -> tuple[set[str], int]:
-    """Return the jobs that are recorded or have failed, and how many there will be."""
+    """Return the jobs that are recorded or have failed, and the total number of jobs."""
     keys = {job.key for job in search.jobs()}
     over = keys & (open_results(results).keys() | Failures(results).keys())
     return over, len(keys) + search.left()
@@ -305,7 +305,7 @@ def _runs(n: int) -> str:
 
 
 def _failures_text(errors: Mapping[str, str], titles: Mapping[str, str]) -> str:
-    """Return the failures of a sweep as text, those with equal errors together."""
+    """Return the failures of a sweep as text, grouped by error."""
     by_error: dict[str, list[str]] = {}
     for key, error in errors.items():
         by_error.setdefault(error, []).append(f"{titles[key]} ({key})")
@@ -317,13 +317,13 @@ def _failures_text(errors: Mapping[str, str], titles: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TuneCommand(SweepRecording, Names):
-    """Try the same number of settings for every method and write down which won.
+    """Try equally many settings for every method and record the best.
 
     It tries the learning rate first, then the method's own ranges, on one scenario and seeds that
     no table uses (default 100-102). The recipe's settings stay unless others lead by more than
-    noise over at least three seeds. Only held-out images of the training domains decide. It goes
-    on where it was stopped, and can share the work as `sweep` does. RESULTS/tuning holds the trials
-    and the ledgers that `run --tuned` reads.
+    noise over at least three seeds. Selection uses only held-out images of the training domains. If
+    stopped, the same command resumes, and machines can share the work as for `sweep`.
+    RESULTS/tuning holds the trials and the ledgers that `run --tuned` reads.
     """
 
     trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each method.")] = 8

@@ -1,4 +1,4 @@
-"""``feddg-bench tables``, ``report`` and ``results``: what is made of records, and their files."""
+"""``feddg-bench tables``, ``report`` and ``results``: tables, a page and files of records."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ Columns = Annotated[
     ),
 ]
 _APART = ("claims", *_DOCUMENTS)
-"""Names that stand for more than a table."""
+"""Names that stand for more than a single table."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TablesCommand(Shown):
-    """Make tables from records. Papers' tables have published numbers under ours.
+    """Make tables from records. Papers' tables show published numbers below measured ones.
 
     A table shows one setup, a recipe with its own or with tuned settings: the paper's, or else the
-    one with the most runs. NAME.notes.md says which runs its numbers come from, what was varied,
-    and which command would fill what is missing. With all, tables without a number of ours are left
-    out, and so are the leaderboards of all but one setup; naming one writes it all the same.
+    one with the most runs. NAME.notes.md lists the runs behind the numbers, the varied settings,
+    and commands that fill missing cells. With all, tables without a measured number are left out,
+    and so are the leaderboards of all but one setup; naming such a table writes it anyway.
     """
 
     tables: TableNames = None
@@ -185,7 +185,7 @@ _Where = Annotated[Path, typer.Option("--results", help="Folder of records.")]
 
 @results_app.command("list")
 def _list_command(results: Folders = None) -> None:
-    """List the records by table, and what cannot be used."""
+    """List the records by table, and those that cannot be used."""
     folders, sources = record_folders(results)
     folders_read = [read_folder(root) for root in folders]
     say(f"records of {sources}:")
@@ -199,7 +199,7 @@ def _list_command(results: Folders = None) -> None:
 
 @results_app.command("check")
 def _check_command(results: Folders = None) -> None:
-    """Check all records, and compute their guarantees of privacy again.
+    """Check all records, and recompute their privacy guarantees.
 
     It names records that cannot be used, records of one run with different contents, and epsilons
     that do not follow from the settings.
@@ -234,9 +234,9 @@ def _check_command(results: Folders = None) -> None:
 
 @results_app.command("pack")
 def pack_command(results: _Where = Path("runs")) -> None:
-    """Move single records into packed files. RESULTS/records/*.jsonl.xz, one a table, few for git.
+    """Pack single records into few files for git. RESULTS/records/*.jsonl.xz, one per table.
 
-    Those of attacks go to RESULTS/attacks/*.jsonl.xz, ledgers of tuning to RESULTS/tuning/*.jsonl.
+    Records of attacks go to RESULTS/attacks/*.jsonl.xz, tuning ledgers to RESULTS/tuning/*.jsonl.
 
     All commands read packed records just as they read single ones.
     """

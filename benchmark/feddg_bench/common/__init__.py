@@ -1,1 +1,1 @@
-"""What every room uses: errors, files, named random streams, processes, the terminal."""
+"""Shared by all packages: errors, files, named random streams, processes, the terminal."""

@@ -1,9 +1,9 @@
-"""Modules of other packages that are imported for a name or two, and run when more is read.
+"""Deferred modules of other packages: imported for a few names, run only if others are read.
 
 Lightning imports all of torchmetrics, which imports SciPy's signals and matplotlib; Lightning,
 torchvision and the first step of an optimizer import PyTorch's compiler. A run uses none of them,
-and they take half of its start. `importlib.util.LazyLoader` does not help, since each of the
-importing modules reads a name.
+and they take half of its start-up time. `importlib.util.LazyLoader` does not help, since each of
+the importing modules reads a name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from types import FunctionType
 from typing import Any
 
 DATA = ("__all__", "__version__")
-"""Names with underscores that a module may define; tools look for others in every module."""
+"""Names with underscores that a module can define; tools look up others in every module."""
 
 
 class _Path(list[str]):
-    """Where the modules of a package are. The package runs before they are searched for."""
+    """Folders of a package's modules. The package runs before they are searched."""
 
     run: Callable[[], None]
 
@@ -42,14 +42,14 @@ def defer(
 ) -> None:
     """Import a module without running it until a name is read that is not listed here.
 
-    Whoever imports it gets this module, then and later. Nothing happens if it was imported before,
-    or if the installed version does not have it.
+    All imports, before and after it runs, return this module. Nothing happens if it was imported
+    before, or if the installed version does not have it.
 
     Args:
-        name: The module. Its package was imported before.
+        name: The module. Its package must have been imported.
         given: Names and values until it runs.
         calls: Functions that run it when they are called.
-        parts: Names that a single module of the package defines. Modules of a package with parts
+        parts: Name -> the module of the package that defines it. Modules of a package with parts
             can be imported before it runs; any other package runs before its modules.
     """
     outer, _, last = name.rpartition(".")
@@ -109,7 +109,7 @@ def defer(
 
 
 class _Compiled(type):
-    """Knows PyTorch's compiled modules, of which there is none before the compiler has run."""
+    """Recognises PyTorch's compiled modules; none exist before the compiler has run."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         real = vars(sys.modules["torch._dynamo"]).get("OptimizedModule")
@@ -117,11 +117,11 @@ class _Compiled(type):
 
 
 class OptimizedModule(metaclass=_Compiled):
-    """Stands for the class of PyTorch's compiled modules."""
+    """Placeholder for the class of PyTorch's compiled modules."""
 
 
 def disable(function: Callable[..., Any] | None = None, *args: Any, **more: Any) -> Any:
-    """Stand for ``torch._dynamo.disable``, which changes nothing before the compiler has run."""
+    """Replace ``torch._dynamo.disable``, which has no effect before the compiler has run."""
     compiler = sys.modules["torch._dynamo"]
     if not isinstance(function, FunctionType):
         compiler.__all__  # noqa: B018 - runs it
@@ -136,16 +136,16 @@ def disable(function: Callable[..., Any] | None = None, *args: Any, **more: Any)
             disabled = real(function, *args, **more)
         return (disabled or function)(*values, **named)
 
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the compiler leaves it out
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the compiler skips it
     return call
 
 
 def graph_break(*args: Any, **more: Any) -> None:
-    """Stand for ``torch._dynamo.graph_break``, which does nothing in code that runs as it is."""
+    """Replace ``torch._dynamo.graph_break``, which does nothing in code that is not compiled."""
 
 
 def defer_unused() -> None:
-    """Defer what Lightning, torchvision and optimizers import for nothing. PyTorch was imported."""
+    """Defer unused imports of Lightning, torchvision and optimizers; PyTorch must be imported."""
     given = {"OptimizedModule": OptimizedModule, "disable": disable, "graph_break": graph_break}
     defer("torch._dynamo", given)
     defer("torch._dynamo.utils", calls=("is_compile_supported",))
@@ -162,7 +162,7 @@ def defer_unused() -> None:
     try:
         for module in parts.values():
             import_module(module)
-    except ImportError:  # of a version with other modules: import all of it
+    except ImportError:  # a version with other modules: import all of it
         for name in [*sys.modules]:
             if name.partition(".")[0] == "torchmetrics":
                 del sys.modules[name]

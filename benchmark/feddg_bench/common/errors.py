@@ -11,10 +11,10 @@ from types import FrameType
 from typing import Any
 
 MOST_LETTERS = 1000
-"""Most letters of the known names that an error lists."""
+"""Maximum number of characters in an error's list of known names."""
 
 MANY_SETTINGS = 20
-"""Most settings that an error lists."""
+"""Maximum number of settings that an error lists."""
 
 
 REMEDIES = {
@@ -22,11 +22,11 @@ REMEDIES = {
     "image: set train.batch_size=2 or more and train.drop_last_if_single=true, or federation.bn="
     "frozen"
 }
-"""How messages of libraries begin whose remedy is a setting -> the remedy."""
+"""Beginning of a library's message -> its remedy, a setting."""
 
 
 class FeddgError(Exception):
-    """Something the user can fix. The message says what was found, what was expected and how."""
+    """An error the user can fix; the message says what was found and expected, and the remedy."""
 
 
 class SettingsError(FeddgError):
@@ -38,7 +38,7 @@ class PluginError(FeddgError):
 
 
 class ClientError(FeddgError):
-    """What went wrong at one client: an exception, or a bad reply if ``on_fault`` is ``fail``."""
+    """A failure of one client: an exception, or a bad reply if ``on_fault`` is ``fail``."""
 
 
 class DataError(FeddgError):
@@ -58,7 +58,7 @@ class RunInterruptedError(BaseException):
 
 
 class _CtrlCError(RunInterruptedError, KeyboardInterrupt):
-    """Ctrl-C in a program that leaves it to Python, which expects a `KeyboardInterrupt`."""
+    """Ctrl-C in a program without a handler of its own; Python expects a `KeyboardInterrupt`."""
 
 
 def _ctrl_c(number: int, _frame: FrameType | None) -> None:
@@ -69,8 +69,8 @@ def _ctrl_c(number: int, _frame: FrameType | None) -> None:
 def interrupts_told() -> Iterator[None]:
     """Let Ctrl-C raise a `RunInterruptedError` in a block.
 
-    So it differs from a `KeyboardInterrupt` that a plugin's code raises, which is its error. Where
-    the program has a handler of its own, as the command line has, nothing changes.
+    This distinguishes it from a `KeyboardInterrupt` raised by a plugin's code, which is the
+    plugin's error. If the program has its own handler, as the command line does, nothing changes.
     """
     python = signal.default_int_handler
     ours = (
@@ -89,10 +89,10 @@ def interrupts_told() -> Iterator[None]:
 
 @contextmanager
 def plugin_code(packages: Collection[str], what: str) -> Iterator[None]:
-    """Turn what a plugin's code raises in a block, whatever it is, into one sentence.
+    """Turn any exception raised by a plugin's code in a block into one sentence.
 
     Args:
-        packages: Top-level packages of the plugin; an error that came through none is not its own.
+        packages: Top-level packages of the plugin; errors that passed through none are not its own.
         what: What failed, for the message.
 
     Raises:
@@ -110,9 +110,9 @@ def plugin_code(packages: Collection[str], what: str) -> Iterator[None]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the error message for an unknown name, which suggests the nearest known one.
+    """Return the error message for an unknown name, with a suggestion of the nearest known one.
 
-    Of many known settings only the command that lists them is named.
+    If there are many known settings, it names the command that lists them instead.
 
     >>> unknown("method", "fedgam", ["fedavg", "fedgma"])
     "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
@@ -143,8 +143,8 @@ def _shown(names: Sequence[str]) -> str:
 def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     """Return an exception in one line, with its type and place unless it is a `FeddgError`.
 
-    The place is the innermost one in the given top-level ``packages``, which tells an author more
-    than a line of PyTorch does; else the innermost of all.
+    The place is the innermost one in the given top-level ``packages``, which helps a plugin's
+    author more than a line of PyTorch does; without one, the innermost of all.
 
     >>> try:
     ...     int("many")
@@ -160,19 +160,19 @@ def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     if isinstance(error, FeddgError):
         return text
     text = f"{printable(type(error).__name__)}: {text}"
-    if isinstance(error, SyntaxError):  # it says where itself
+    if isinstance(error, SyntaxError):  # its text names the place
         return text
     places = [*traceback.walk_tb(error.__traceback__)]
     if not places:  # it was never raised
         return text
     frame, line = ([p for p in places if top(_module(p[0])) in packages] or places)[-1]
-    if top(_module(frame)) == "importlib":  # a module that is not there has no place
+    if top(_module(frame)) == "importlib":  # a missing module has no place
         return text
     return f"{text} ({printable(Path(frame.f_code.co_filename).name)}, line {line})"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, whatever its ``__str__`` does."""
+    """Return the first line of an exception's text, even if its ``__str__`` fails."""
     try:
         text = str(error).strip()
     except RunInterruptedError:
@@ -183,7 +183,7 @@ def first_line(error: BaseException) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value as Python writes it, cut to 100 characters."""
+    """Return the ``repr`` of a value, cut to 100 characters."""
     try:
         text = repr(value)
     except Exception:  # such as a list that is nested too deep
@@ -192,7 +192,7 @@ def short(value: Any) -> str:
 
 
 def modules_in(error: BaseException) -> list[str]:
-    """Return the modules whose code an exception came through, the innermost last."""
+    """Return the modules that an exception passed through, the innermost last."""
     return [_module(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
@@ -206,7 +206,7 @@ def _module(frame: FrameType) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return text that no terminal obeys: unprintable characters are written as escapes.
+    r"""Return text without control characters: unprintable ones are written as escapes.
 
     >>> printable("a\x1b[31mb\n")
     'a\\x1b[31mb\\n'

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place and renamed."""
+"""Atomic file writes, by a temporary file in the same folder and a rename; names and paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddg_bench.common.errors import DataError, SettingsError, printable, unkno
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """Open a new file that becomes ``path``, whole, when the block ends, and never otherwise.
+    """Open a new file that becomes ``path`` atomically if the block ends without an error.
 
     With ``sync`` it is flushed to the disk, so that a power failure cannot undo it; this is not
     worth the time for a file that can be made again.
@@ -36,26 +36,26 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write a file so that a reader, or a crash, never sees a part of it.
+    """Write a file atomically: no reader sees, and no crash leaves, a partial file.
 
     For ``sync`` see `replacing`.
 
     Raises:
-        DataError: If it cannot be written; what stood at ``path`` before is untouched.
+        DataError: If it cannot be written; a previous file at ``path`` stays unchanged.
     """
     write_together({path: data}, sync=sync)
 
 
 def write_together(files: Mapping[Path, bytes], *, sync: bool = True) -> None:
-    """Write files as `write_whole` does, each of them complete before the first takes its place.
+    """Write files as `write_whole` does; all are complete before the first is renamed.
 
     Raises:
-        DataError: If one cannot be written; what stood at any path before is untouched.
+        DataError: If one cannot be written; previous files stay unchanged.
     """
     try:
         try:
             _write_all(files, sync=sync)
-        except FileNotFoundError:  # who ended the same run just now tidied up what we had begun
+        except FileNotFoundError:  # a process that ended the same run removed our temporary files
             _write_all(files, sync=sync)
     except OSError as error:
         for folder in {path.parent for path in files}:
@@ -75,9 +75,9 @@ def _write_all(files: Mapping[Path, bytes], *, sync: bool) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise `DataError` in one sentence if no file can be written to a folder, new or not.
+    """Raise `DataError` in one sentence if no file can be written to a folder, new or existing.
 
-    Nothing is left there, and no folder is made.
+    No file is left there, and no folder is created.
     """
     probe = _check_folder(folder) / ".writable"
     try:
@@ -88,7 +88,7 @@ def check_writable(folder: Path) -> None:
 
 
 def _check_folder(folder: Path) -> Path:
-    """Return the nearest folder at or above ``folder`` that is there; refuse a file there."""
+    """Return the nearest existing folder at or above ``folder``; refuse a file in its place."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
         raise DataError(
@@ -98,7 +98,7 @@ def _check_folder(folder: Path) -> Path:
 
 
 def expanded(path: Path) -> Path:
-    """Return a path in which ``~`` is the user's home.
+    """Return a path with ``~`` replaced by the user's home.
 
     Raises:
         SettingsError: If the user has none, as in a container whose user id has no name.
@@ -122,10 +122,11 @@ def cache_dir(explicit: Path | None = None) -> Path:
 
 
 def absolute(path: Path) -> Path:
-    """Return a path that means the same wherever this process works later.
+    """Return an absolute path, which stays valid if the working folder changes.
 
     Raises:
-        SettingsError: If the user has no home and it starts there, or the working folder is gone.
+        SettingsError: If it starts with ``~`` and the user has no home, or the working folder is
+            gone.
     """
     try:
         return expanded(path).absolute()
@@ -134,20 +135,20 @@ def absolute(path: Path) -> Path:
 
 
 def from_here(path: Path) -> str:
-    """Return a path as people read it: from the working folder if it lies there."""
+    """Return a path for display: relative to the working folder if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def plain_file(path: Path) -> os.stat_result:
-    """Return the status of a file that can be read to its end, which a pipe or device cannot.
+    """Return the status of a regular file; pipes and devices cannot be read to an end.
 
     Raises:
-        DataError: If there is none, or it is something else.
+        DataError: If there is none, or it is not a regular file.
     """
     try:
         status = path.stat()
-    except (OSError, ValueError) as error:  # the latter of names that no file can have
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
         why = error.strerror if isinstance(error, OSError) else error
         named = printable(str(path))
         raise DataError(f"cannot read {named}: {why}; check the path") from error
@@ -157,7 +158,7 @@ def plain_file(path: Path) -> os.stat_result:
 
 
 def below(folder: Path, name: str) -> Path:
-    """Return the path below a folder that a table's cell names.
+    """Return the path below a folder for a file name from a table.
 
     Raises:
         DataError: If it would lead out of the folder.
@@ -176,7 +177,7 @@ def shipped(folder: str) -> Path:
 
 
 def shipped_names(folder: str, *patterns: str) -> tuple[str, ...]:
-    """Return the names of the YAML files in a `shipped` folder, without their ending."""
+    """Return the names of the YAML files in a `shipped` folder, without extension."""
     root = shipped(folder)
     paths = {path for pattern in patterns or ("*.yaml",) for path in root.glob(pattern)}
     return tuple(sorted(path.relative_to(root).with_suffix("").as_posix() for path in paths))
@@ -185,9 +186,9 @@ def shipped_names(folder: str, *patterns: str) -> tuple[str, ...]:
 def find_yaml(
     kind: str, folder: str, given: str, *patterns: str, also: Collection[str] = ()
 ) -> Path:
-    """Return the YAML file that a user names: by its path, or by name if it comes with the package.
+    """Return the YAML file that a user names, by path or by the name of one that is shipped.
 
-    If the name is unknown, the error lists those and the other known ones, ``also``.
+    If the name is unknown, the error lists the shipped names and those in ``also``.
 
     Raises:
         SettingsError: If there is no such name.
@@ -202,9 +203,9 @@ def find_yaml(
 
 
 def file_name(*texts: str) -> str:
-    """Return texts, such as names in a record, as a file's name, or part of one, that is safe.
+    """Return a safe file name, or part of one, from texts such as names in a record.
 
-    A text that had to change ends in a few digits of its hash, so that two texts stay two files.
+    A text that had to change ends in digits of its hash, so that different texts stay different.
 
     >>> file_name("pacs", "ltdo", "quick"), file_name("../x")
     ('pacs-ltdo-quick', '_x-d6b96a')

@@ -1,4 +1,4 @@
-"""Work for several cores: threads where bytes are read, processes where much is computed."""
+"""Work on several cores: threads for reading bytes, processes for heavy computation."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from feddg_bench.common.errors import FeddgError
 T = TypeVar("T")
 
 _GRACE = 2.0
-"""Seconds that a process has to end when it is asked to."""
+"""Seconds that a process has to end after it is asked to."""
 
 GUARD = "put what the script does under `if __name__ == '__main__':`"
-"""What to do about a script that the processes it starts run again."""
+"""Remedy for a script that is run again by the processes it starts."""
 
 RAN_AGAIN = 76
 """Exit status of a process that runs the script again and is about to start more processes."""
 
 _AHEAD = 512
-"""Calls that `in_threads` makes before it hands on their results."""
+"""Calls that `in_threads` submits at a time."""
 
 
 def cores() -> int:
@@ -49,14 +49,14 @@ def in_threads(
 ) -> Iterator[T]:
     """Yield the function's value for every number, in order, computed by threads.
 
-    Few results wait at a time, however many numbers there are.
+    Few results are held at a time, however many numbers there are.
 
     Args:
         function: Called by the threads.
-        numbers: What it is called with.
+        numbers: Its arguments.
         size: Number of threads; 0 is one per core.
-        stop: Set when nobody wants results any more, such as after Ctrl-C. Long calls should look
-            at it now and then, because the threads are waited for.
+        stop: Set when results are no longer needed, such as after Ctrl-C. Long calls should check
+            it from time to time, because the pool waits for its threads.
     """
     with ThreadPoolExecutor(size or cores()) as pool:
         try:
@@ -68,9 +68,9 @@ def in_threads(
 
 
 def script_is_no_file() -> bool:
-    """Tell whether this process runs a script that processes it starts cannot import.
+    """Return whether this process runs a script that its child processes cannot import.
 
-    It is so for one that was read from standard input.
+    This is so for a script that was read from standard input.
     """
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
@@ -79,16 +79,16 @@ def script_is_no_file() -> bool:
 
 
 def runs_the_script_again() -> bool:
-    """Tell whether this process was started by another one and now runs that one's whole script.
+    """Return whether this is a child process that now runs its parent's whole script.
 
-    Each process imports the script of the one that started it; `GUARD` keeps it from doing more.
+    Each child imports the script of its parent; `GUARD` keeps it from doing more.
     """
     return bool(getattr(current_process(), "_inheriting", False))
 
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Let processes started here ignore Ctrl-C from their first instruction: the parent decides."""
+    """Let processes started in the block ignore Ctrl-C from the start: the parent handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -104,10 +104,10 @@ def start_process(
 ) -> BaseProcess:
     """Start a process that computes on a device, ends with this one, and ignores Ctrl-C.
 
-    For a CPU, where forks are safe, it is a fork of one server that imports PyTorch and the engine
-    once; otherwise each process would take seconds and 300 MB for that.
+    For a CPU, where forks are safe, it is forked from one server that imports PyTorch and the
+    engine once; otherwise each process would take seconds and 300 MB for that.
 
-    A process that was started itself and runs the user's script again ends with `RAN_AGAIN`.
+    A child process that runs the user's script again ends with `RAN_AGAIN`.
     """
     if runs_the_script_again():
         os._exit(RAN_AGAIN)  # an exception would reach the script, which may catch it
@@ -120,7 +120,7 @@ def start_process(
         return process
 
     if device == "cpu" and sys.platform == "linux":
-        with suppress(OSError, EOFError):  # it died, or its socket was swept from /tmp
+        with suppress(OSError, EOFError):  # the server died, or its socket was removed from /tmp
             return start(_server())
     return start(get_context("spawn"))
 
@@ -132,13 +132,13 @@ def _server() -> ForkServerContext:
 
 
 def prepare_processes(device: str, workers: int) -> None:
-    """Let the server of `start_process` import PyTorch while this process does, if it is needed.
+    """Let the server of `start_process`, if needed, import PyTorch while this process does.
 
-    Without PyTorch, whether there is a GPU is seen by its device file.
+    As PyTorch is not loaded yet, a GPU is detected by its device file.
 
     Args:
-        device: As the user names it.
-        workers: Processes that will be started; 0 is one a core.
+        device: As given by the user.
+        workers: Processes that will be started; 0 is one per core.
     """
     gpu = Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()
     several = (workers or cores()) > 1 and not current_process().daemon
@@ -152,15 +152,15 @@ def prepare_processes(device: str, workers: int) -> None:
 def _with_environment(
     target: Callable[..., object], arguments: tuple[Any, ...], environment: dict[str, str]
 ) -> None:
-    """Begin with the parent's present environment; the server of forks keeps an older one."""
+    """Run ``target`` in the parent's current environment; the fork server keeps an older one."""
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # asked for anew: TMPDIR may have changed
+    tempfile.tempdir = None  # looked up again: TMPDIR may have changed
     target(*arguments)
 
 
 def end_processes(processes: Sequence[BaseProcess], grace: float = _GRACE) -> None:
-    """End processes, in the middle of their work if they take more than ``grace`` seconds."""
+    """End processes; kill those that take more than ``grace`` seconds."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + grace
@@ -174,14 +174,14 @@ def end_processes(processes: Sequence[BaseProcess], grace: float = _GRACE) -> No
 def in_processes(
     make: Callable[[], Callable[[int], Any]], numbers: Sequence[int], size: int
 ) -> Iterator[int] | None:
-    """Share numbered pieces of work among processes, which end with this one, however it ends.
+    """Share numbered pieces of work among processes, which always end with this one.
 
     Each process calls ``make`` once, and then the result for every number that it gets.
 
     Returns:
-        Each number when its work is done; or ``None`` if processes cannot do it: in a process that
-        may not start others, or if they cannot import what ``make`` is made of, such as a class
-        from a notebook.
+        Each number when its work is done; or ``None`` if processes cannot do it: if this one may
+        not start others, or if they cannot import a part of ``make``, such as a class from a
+        notebook.
 
     Raises:
         FeddgError: If the work raised it, or if a process died.

@@ -13,17 +13,17 @@ FIXED = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
-    "MKL_CBWR": "COMPATIBLE",  # its AVX2 differs between makers
+    "MKL_CBWR": "COMPATIBLE",  # its AVX2 differs between vendors
     "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL "
     "AVX512_SPR X86_V4",
     "OPENBLAS_CORETYPE": "Haswell",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""What the environment must contain when a process begins."""
+"""Environment variables that must be set when a process begins."""
 
 ABSENT = ("GLIBC_TUNABLES", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_DYNAMIC")
-"""What it must not contain."""
+"""Environment variables that must not be set."""
 
 
 def is_fixed() -> bool:
@@ -34,11 +34,11 @@ def is_fixed() -> bool:
 
 
 def begin_portable() -> None:
-    """Start this command again with the portable environment, unless it has that already.
+    """Restart this command with the portable environment, unless it already has that.
 
     Raises:
-        SettingsError: If the CPU lacks AVX2, or this is not the command but a program that uses
-            the package, whose state would be lost.
+        SettingsError: If the CPU lacks AVX2, or this is another program that uses the package and
+            would lose its state.
     """
     if platform.machine() not in ("x86_64", "AMD64") or not {"avx2", "fma"} <= cpu_flags():
         raise SettingsError(
@@ -68,12 +68,12 @@ def _is_command() -> bool:
 
 
 def cpu_flags() -> set[str]:
-    """Return the names of the CPU's instructions as Linux gives them; none elsewhere."""
+    """Return the names of the CPU's instructions as Linux reports them; none elsewhere."""
     return set(_cpu("flags").split())
 
 
 def describe_cpu() -> str:
-    """Return the CPU's maker and its widest vector instructions; never its model or serial number.
+    """Return the CPU's vendor and its widest vector instructions, never model or serial number.
 
     For example ``GenuineIntel, avx512f``.
     """

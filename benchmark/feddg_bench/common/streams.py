@@ -1,7 +1,7 @@
-"""Named random streams: every consumer derives its own from the run seed, none shares a state.
+"""Named random streams: each consumer derives its own from the run seed; no state is shared.
 
-A stream is a function of its name, not of what was drawn before it. Hence adding a consumer
-changes no other one, the order of clients does not matter, and resuming needs no stored state.
+A stream depends on its name, not on earlier draws. Hence a new consumer does not change the others,
+the order of clients does not matter, and resuming needs no stored state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Output for people; names of domains, classes and folders are written as they are."""
+"""Human-readable output; names of domains, classes and folders are printed literally."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddg_bench.common.errors import printable
 
 
 class _Terminal(Console):
-    """A console that obeys no text: brackets are no markup, escapes are shown."""
+    """A console that prints text literally: brackets are not markup, escapes are shown."""
 
     def print(self, *objects: Any, **how: Any) -> None:
         """Print as rich does."""
@@ -23,12 +23,12 @@ class _Terminal(Console):
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Return a console that does not read brackets as markup: a domain may be called ``[dark]``."""
+    """Return a console that does not read brackets as markup: ``[dark]`` can be a domain."""
     return _Terminal(stderr=stderr, markup=False)
 
 
 def lines(text: str) -> str:
-    r"""Return text of which a terminal obeys line breaks alone; see `printable`.
+    r"""Return text whose only control characters are line breaks; see `printable`.
 
     >>> lines("a\x1b[2J\nb")
     'a\\x1b[2J\nb'
@@ -37,7 +37,7 @@ def lines(text: str) -> str:
 
 
 def say(text: object) -> None:
-    """Print text that may hold names from records, files and folders."""
+    """Print text that can contain names from records, files and folders."""
     print(lines(str(text)), flush=True)  # noqa: T201 - it is not rich's markup
 
 
@@ -62,16 +62,16 @@ def text_table(
     whole: Collection[str] = (),
     gap: int = 2,
 ) -> Table:
-    """Return a table that breaks its cells between words where the terminal is too narrow.
+    """Return a table that wraps its cells between words if the terminal is too narrow.
 
     Args:
-        title: Stands above.
+        title: Text above the table.
         columns: Headings; if all are empty, none are shown.
         rows: A text for each column; ``None`` draws a line.
-        caption: Stands below.
-        right: Columns of numbers, which are aligned to the right.
-        whole: Columns that are never broken.
-        gap: Blanks between columns.
+        caption: Text below the table.
+        right: Columns of numbers, which are right-aligned.
+        whole: Columns that are never wrapped.
+        gap: Spaces between columns.
     """
     drawn = Table(
         title=lines(title) or None,
@@ -110,7 +110,7 @@ class _Plain(TextColumn):
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time as people write it.
+    """Return a duration in human-readable form.
 
     >>> [duration(s) for s in (4.2, 90, 8000)]
     ['4 s', '2 min', '2 h 13 min']
@@ -122,7 +122,7 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """A live display on standard error, plain lines if that is no terminal; a context manager."""
+    """A live display on standard error, plain lines without a terminal; a context manager."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         self.console = terminal(stderr=True)

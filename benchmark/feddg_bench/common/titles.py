@@ -28,7 +28,7 @@ _BACKBONES = {
 
 
 def backbone_title(name: str) -> str:
-    """Return a backbone's name; one without another name in papers keeps its own.
+    """Return a backbone's name in papers, or ``name`` itself if it has no other.
 
     >>> backbone_title("small_cnn"), backbone_title("mine")
     ('small CNN', 'mine')

@@ -1,4 +1,4 @@
-"""The run key: a hash over all that decides a run's numbers."""
+"""The run key: a hash of everything that determines a run's results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddg_bench.config.layers import Layer
 from feddg_bench.config.schema import DatasetSettings, MethodSettings, RunSettings, Section
 
 _FIRST: dict[str, Any] = json.loads(Path(__file__).with_name("first_settings.json").read_bytes())
-"""The settings that existed when keys were fixed: by section, and by method under ``hyper``."""
+"""Settings that existed when keys were fixed: by section, and by method under ``hyper``."""
 
 
 def canonical_settings(
@@ -22,11 +22,11 @@ def canonical_settings(
     hyper: type[MethodSettings] = MethodSettings,
     world: type[DatasetSettings] = DatasetSettings,
 ) -> Layer:
-    """Return what is hashed into the run key, as JSON values.
+    """Return the settings that are hashed into the run key, as JSON values.
 
     Files are represented by their content, not by their path. A setting that was added after keys
     were fixed is left out while it has its default, so that no record is orphaned by a new setting.
-    ``hyper`` is the class that checks ``settings.hyper``, ``world`` the one of ``settings.world``.
+    ``hyper`` and ``world`` are the classes that check ``settings.hyper`` and ``settings.world``.
 
     Raises:
         SettingsError: If a named file cannot be read.
@@ -60,7 +60,7 @@ def _leave_out_new(values: Layer, model: type[Section], first: Iterable[str]) ->
 
 
 def run_key(canonical: Layer, method_version: int) -> str:
-    """Return the run key: 16 hexadecimal digits over all that decides the numbers."""
+    """Return the run key: 16 hexadecimal digits of a hash of all that determines the results."""
     text = json.dumps([canonical, method_version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -70,7 +70,7 @@ def file_digest(path: Path) -> str:
 
     Raises:
         SettingsError: If it cannot be read.
-        DataError: If it is not there, or no plain file.
+        DataError: If it is missing or not a regular file.
     """
     plain_file(path)
     try:

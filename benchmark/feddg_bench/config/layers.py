@@ -1,6 +1,6 @@
-"""Layers of settings; later ones win.
+"""Layers of settings; later ones take precedence.
 
-Their order: defaults, the recipe, what the method needs, the recipe's entry for the method, tuned
+Their order: defaults, the recipe, the method's needs, the recipe's entry for the method, tuned
 settings, ``--config`` files, flags, ``KEY=VALUE``.
 """
 
@@ -21,11 +21,11 @@ from feddg_bench.config.schema import MANY, RunSettings
 
 S = TypeVar("S", bound=BaseModel)
 Layer = dict[str, Any]
-"""Nested settings as a YAML file holds them."""
+"""Nested settings, as in a YAML file."""
 
 
 def merge(*layers: Mapping[str, Any]) -> Layer:
-    """Return the layers as one, later ones winning key by key.
+    """Return the merged layers; later ones take precedence, key by key.
 
     >>> merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
     {'a': {'x': 1, 'y': 3}}
@@ -46,7 +46,7 @@ def dotted(layer: Mapping[str, Any], prefix: str = "") -> Layer:
     """
     flat: Layer = {}
     for key, value in layer.items():
-        inner = isinstance(value, Mapping) and prefix.count(".") < MAX_DEPTH  # it may be a circle
+        inner = isinstance(value, Mapping) and prefix.count(".") < MAX_DEPTH  # it may be circular
         flat |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return flat
 
@@ -69,7 +69,7 @@ def dotted_keys(model: type[BaseModel] = RunSettings, prefix: str = "") -> Itera
 
 
 def kind_of(field: FieldInfo) -> str:
-    """Return in words which values a setting takes.
+    """Return a description of the values that a setting accepts.
 
     >>> kind_of(RunSettings.model_fields["seed"])
     'int >= 0'
@@ -126,9 +126,9 @@ def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
 
 
 def full_key(key: str, known: Iterable[str] = ()) -> str:
-    """Return the dotted key that ``key`` is, or is the last part of.
+    """Return the dotted key for ``key``, given in full or by its last part.
 
-    Keys of ``engine`` have no short form: how a run is computed must be asked for in full.
+    Keys of ``engine`` have no short form: changes of how a run is computed must be explicit.
 
     Raises:
         SettingsError: If no setting ends in it, or several do.
@@ -163,7 +163,7 @@ def read_settings(values: Mapping[str, Any]) -> Layer:
 
     Raises:
         SettingsError: If a key is unknown or ambiguous, a setting is given twice, or a section
-            holds no settings by name.
+            is not a mapping.
 
     >>> read_settings({"rounds": 1, "train": {"lr": 0.1}, "hyper.mu": 2})
     {'federation': {'rounds': 1}, 'train': {'lr': 0.1}, 'hyper': {'mu': 2}}
@@ -215,19 +215,19 @@ _EXPECTED = {
     "dict_type": "expected KEY: VALUE lines",
     "path_type": "expected a path",
 }
-"""Pydantic's name of a mistake -> what is expected, in words of YAML rather than of Python."""
+"""Pydantic's error type -> the expected value, in terms of YAML rather than Python."""
 
 
 def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
-    """Build ``model``, or raise one sentence about the first thing that is wrong.
+    """Build ``model``, or raise an error of one sentence about the first fault.
 
     Raises:
-        SettingsError: Naming the key, what was given and what was expected.
+        SettingsError: With the key, the given value and the expected value.
     """
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        errors = error.errors()  # a misspelt key is also one that is missing
+        errors = error.errors()  # a misspelt key is also reported as missing
         first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
         key = prefix + ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
@@ -248,7 +248,7 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
 
 
 def _inner(key: str, model: type[BaseModel] = RunSettings, prefix: str = "") -> str:
-    """Return what a group of settings must hold; nothing for a single setting."""
+    """Return the expected content of a group of settings; ``""`` for a single setting."""
     keys = [*dotted_keys(model, prefix), "hyper.NAME"]
     inner = next((k for k in keys if k.startswith(f"{key}.")), "")
     return inner and f"expected settings by name, such as {inner}"

@@ -1,4 +1,4 @@
-"""What users write: YAML, read safely and within limits, and lists of names."""
+"""User input: YAML, read safely and within limits, and lists of names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import yaml
 from feddg_bench.common.errors import SettingsError, short, unknown
 
 MAX_LENGTH = 1_000_000
-"""Most characters of a file."""
+"""Maximum number of characters in a file."""
 MAX_DEPTH = 16
-"""Most levels of nesting."""
+"""Maximum nesting depth."""
 MAX_VALUES = 100_000
-"""Most values, counted as often as aliases repeat them."""
+"""Maximum number of values, including repetitions by aliases."""
 MAX_WHOLE = 2**63
-"""Bound of whole numbers: what 64 bits hold."""
+"""Bound of integers: they must fit into 64 bits."""
 
 _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's loader in C, ten times as fast, if PyYAML was built with it."""
@@ -27,13 +27,13 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class _RefusedError(Exception):
-    """The message says what is wrong with a text."""
+    """A refused text; the message says what is wrong with it."""
 
 
 class _Loader(_SAFE):  # type: ignore[misc]
-    """YAML 1.1 as PyYAML reads it, but 1e-3 is a number, and no number hides another.
+    """YAML 1.1 as PyYAML reads it, but 1e-3 is a number, and ambiguous numbers are refused.
 
-    In YAML 1.1 010 is 8 and 1:30 is 90, while flags and most people read them otherwise.
+    In YAML 1.1, 010 is 8 and 1:30 is 90, but flags and most people read them differently.
     """
 
 
@@ -56,7 +56,7 @@ _Loader.add_constructor(_FLOAT, _number)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts into quotation marks whatever text `_Loader` would read as something else."""
+    """Quotes any text that `_Loader` would read as something else."""
 
 
 for _kind in (_Loader, _Dumper):
@@ -68,9 +68,9 @@ for _kind in (_Loader, _Dumper):
 
 
 def composed(name: str) -> str:
-    """Return a name in Unicode's normal form C, in which names are compared.
+    """Return a name in Unicode's normal form C, which is used to compare names.
 
-    The same name may be stored as other characters: macOS separates letters from their accents.
+    The same name can be stored as other characters: macOS separates letters from their accents.
     """
     return unicodedata.normalize("NFC", name)
 
@@ -78,21 +78,21 @@ def composed(name: str) -> str:
 def plain_name(name: str) -> str:
     """Return a name for comparisons.
 
-    These are without regard to Unicode form, case, blanks, hyphens and underscores.
+    These ignore Unicode form, case, spaces, hyphens and underscores.
     """
     return composed(composed(name).casefold()).translate(str.maketrans("", "", " _-"))
 
 
 def listed(text: str | Iterable[str]) -> list[str]:
-    """Return the parts of a comma-separated list, or of a sequence, each once."""
+    """Return the parts of a comma-separated list, or of a sequence, without duplicates."""
     parts = text.split(",") if isinstance(text, str) else text
     return list(dict.fromkeys(part.strip() for part in parts))
 
 
 def known_name(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is meant; ``name`` itself if there is none, or no single one.
+    """Return the known name that matches, or ``name`` itself unless exactly one does.
 
-    Names are compared as `plain_name`s, since papers write FedDG-GA.
+    Names are compared as `plain_name`s: papers write FedDG-GA, for example.
 
     >>> known_name("FedDG-GA", ["fedavg", "feddg_ga"])
     'feddg_ga'
@@ -106,9 +106,9 @@ def known_name(name: str, known: Iterable[str]) -> str:
 def read_names(
     kind: str, text: str | Iterable[str], known: Collection[str], *, every: bool = False
 ) -> list[str]:
-    """Return the names in a list as `listed` reads it; with ``every``, ``all`` stands for all.
+    """Return the names in a list, read by `listed`; with ``every``, ``all`` stands for all.
 
-    Each is one of ``known``, however the user writes it (`known_name`).
+    Each is one of ``known``, in any spelling that `known_name` accepts.
 
     Raises:
         SettingsError: If one is unknown; the message suggests the nearest known one.
@@ -128,12 +128,12 @@ def read_names(
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Return the only document in a text: mappings, lists, text, numbers, truth values, null.
+    """Return the only document in a text: mappings, lists, text, numbers, booleans, null.
 
-    ``what`` is what the text is called in an error.
+    ``what`` is the name of the text in errors.
 
     Raises:
-        SettingsError: If it is not YAML, has a key twice, or holds what no setting can hold.
+        SettingsError: If it is not YAML, has a key twice, or holds values that no setting can have.
     """
     try:
         _check_depth(text)  # before anything recurses over it
@@ -159,7 +159,7 @@ def read_yaml(text: str, what: str) -> Any:
 
 
 def write_yaml(value: Any) -> str:
-    """Return a value in one line of YAML, which `read_yaml` reads as the same value."""
+    """Return a value as one line of YAML, which `read_yaml` reads as the same value."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**6
     )
@@ -180,7 +180,7 @@ def _check_depth(text: str) -> None:
 
 
 def _check_keys(node: yaml.Node, seen: set[yaml.Node]) -> None:
-    """Refuse a key that a mapping has twice; YAML forbids it, and PyYAML takes the last."""
+    """Refuse duplicate keys in a mapping; YAML forbids them, and PyYAML takes the last."""
     if node in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(node)
@@ -208,7 +208,7 @@ def _check_values(value: Any) -> None:
 
 
 def _values(value: Any, depth: int) -> Iterator[None]:
-    """Yield once per value, and refuse what no setting can hold; aliases may even be circular."""
+    """Yield once per value, and refuse values no setting can have; aliases may be circular."""
     yield
     if depth > MAX_DEPTH:
         raise _RefusedError(f"it is nested more than {MAX_DEPTH} deep")

@@ -1,4 +1,4 @@
-"""Recipes: whole experimental frames as YAML files."""
+"""Recipes: complete experimental setups as YAML files."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from feddg_bench.config.layers import Layer, load_layer, merge, read_settings, v
 from feddg_bench.config.schema import Section
 
 READINGS = ("published", "corrected")
-"""Under ``published``, a recipe's entry for a method sets the errors and short cuts of the code
-that a paper's tables come from; ``corrected`` leaves them out, for the papers' own formulas."""
+"""Under ``published``, a recipe's entry for a method sets the errors and shortcuts of the code
+behind a paper's tables; ``corrected`` leaves them out, for the papers' own formulas."""
 
 
 class _Frame(Section):
-    """What a recipe sets for one data set: settings for all methods, and for single ones."""
+    """A recipe's setup for one data set: settings for all methods, and for single ones."""
 
     model_config = ConfigDict(extra="allow")
 
     methods: dict[str, dict[str, Any] | None] | None = None
-    # Keys of which the paper says nothing, so that their values are ours; `select`: of its rule.
+    # Keys that the paper does not publish: the values are ours; `select`: the selection rule.
     unpublished: tuple[str, ...] = ()
 
 
 class _Recipe(Section):
-    """A recipe file: settings for all data sets, and what differs for a data set or a method."""
+    """A recipe file: settings for all data sets, and those for single data sets or methods."""
 
     description: str = ""
     settings: dict[str, Any] | None = None
@@ -43,12 +43,12 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def read_recipe(recipe: str) -> _Recipe:
-    """Return what a recipe's file holds.
+    """Return the content of a recipe's file.
 
     ``recipe`` is the name of a shipped recipe, or the path of a YAML file.
 
     Raises:
-        SettingsError: If the recipe is unknown, or its file holds something else.
+        SettingsError: If the recipe is unknown, or its file is not a recipe.
     """
     path = find_yaml("recipe", "sweeps/recipes", recipe)
     if recipe != path.stem and path.stem in recipe_names():
@@ -74,7 +74,7 @@ def names_in(recipe: str) -> tuple[set[str], set[str]]:
     """Return the data sets and the methods that a recipe has entries for.
 
     Raises:
-        SettingsError: If the recipe is unknown, or its file holds something else.
+        SettingsError: If the recipe is unknown, or its file is not a recipe.
     """
     content = read_recipe(recipe)
     frames = content.datasets or {}
@@ -83,12 +83,12 @@ def names_in(recipe: str) -> tuple[set[str], set[str]]:
 
 
 def unpublished(recipe: str, dataset: str) -> tuple[str, ...]:
-    """Return the settings of a paper's frame, by dotted key, that it does not publish.
+    """Return the dotted keys of the settings of a paper's setup that it does not publish.
 
     ``select`` among them stands for the selection rule.
 
     Raises:
-        SettingsError: If the recipe is unknown, or its file holds something else.
+        SettingsError: If the recipe is unknown, or its file is not a recipe.
     """
     frame = (read_recipe(recipe).datasets or {}).get(dataset)
     return tuple(frame.unpublished) if frame else ()

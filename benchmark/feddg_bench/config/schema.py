@@ -1,6 +1,6 @@
 """The schema of settings: frozen and typed; unknown ones are refused.
 
-They say *what* is computed, `Resources` says where. This package imports neither torch nor a
+Settings define *what* is computed, `Resources` where. This package imports neither torch nor a
 plugin, so that a settings error is reported at once.
 """
 
@@ -22,9 +22,9 @@ MANY = 1_000_000
 
 
 class Section(BaseModel):
-    """A frozen group of settings; unknown keys are errors, and so are truth values for numbers.
+    """A frozen group of settings; unknown keys are errors, and so are booleans for numbers.
 
-    -0.0 becomes 0.0, which computes the same and has the same key.
+    -0.0 becomes 0.0, so that equal computations have the same key.
     """
 
     model_config = ConfigDict(
@@ -36,7 +36,7 @@ class Section(BaseModel):
     def _no_endless_list_and_no_truth_value_for_a_number(
         cls, value: Any, info: ValidationInfo
     ) -> Any:
-        if isinstance(value, (Iterator, range)):  # it may be without end
+        if isinstance(value, (Iterator, range)):  # it may be endless
             raise PydanticCustomError("listed", "a list is expected, whose end is known")
         kind = cls.model_fields[str(info.field_name)].annotation
         if _holds_bool(value) and _names(kind, int, float) and not _names(kind, bool, Any):
@@ -76,26 +76,26 @@ class DataSettings(Section):
     """Images and in-domain splits."""
 
     image_size: int = Field(224, ge=8, le=1024)
-    """Side in pixels of the square images that the store holds and the backbone sees."""
+    """Side length in pixels of the square images in the store and the backbone's input."""
     id_val_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of each training domain and class held out as ``id_val``, after ``id_test``."""
     id_test_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of each training domain and class held out as ``id_test``."""
     background: Literal["black", "white"] = "black"
-    """What transparent pixels of image files become. ``black``: the colour stored below them, which
-    mostly is black; ``white``: they are composited onto white."""
+    """Treatment of transparent pixels in image files. ``black``: use the colour stored below them,
+    which is mostly black; ``white``: composite them onto white."""
     exif: bool = False
-    """Turn image files as their EXIF data say, as phones' pictures need."""
+    """Orient image files by their EXIF data, as pictures from phones need."""
     split_csv: str | None = None
-    """Split file with the columns split, domain, category, path, which replaces our own splits; or
-    a folder of such files, one for each scenario."""
+    """Split file with the columns split, domain, category, path, which replaces the suite's splits;
+    or a folder of such files, one for each scenario."""
 
 
 class AugmentSettings(Section):
-    """Training augmentation, drawn separately for every image (defaults: Frame A's)."""
+    """Training augmentation, drawn separately for every image (defaults: PARDON's code)."""
 
     crop_scale: tuple[float, float] | None = (0.7, 1.0)
-    """Share of the image area a random crop keeps; null for no crop."""
+    """Share of the image area that a random crop keeps; null for no crop."""
     crop_ratio: tuple[float, float] = (0.75, 4 / 3)
     """Width over height of the crop before it is resized back to a square."""
     flip: float = Field(0.5, ge=0, le=1)
@@ -134,7 +134,7 @@ class PartitionSettings(Section):
     heterogeneity: float = Field(0.1, ge=0, le=1)
     """lambda: 1 gives every client the same mixture of domains, 0 as few domains as possible."""
     rounding: Literal["largest_remainder", "reference"] = "largest_remainder"
-    """``reference`` gives FedDG_Benchmark's clients, where rounding mixes in foreign images."""
+    """``reference`` gives FedDG_Benchmark's clients: rounding mixes in images of other domains."""
     clients_per_domain: int = Field(2, ge=1, le=MANY)
     """Clients of each domain, for ``per_domain`` (FedCCRL)."""
     alpha: float = Field(0.5, gt=0)
@@ -142,7 +142,7 @@ class PartitionSettings(Section):
     min_client_size: int = Field(1, ge=0, le=MANY)
     """Smallest number of images a client may hold; 0 allows empty clients, which never train."""
     seed: int | None = Field(None, ge=0)
-    """Seed of the partition alone, such as FedDG_Benchmark's 1001; null: from the run's."""
+    """Seed of the partition alone, such as FedDG_Benchmark's 1001; null: from the run's seed."""
 
 
 BACKBONE_NAMES = (
@@ -158,7 +158,7 @@ BACKBONE_NAMES = (
     "densenet121",
     "efficientnet_lite0",
 )
-"""What `feddg_bench.models.backbones` can build, here so that names are checked without torch."""
+"""Backbones of `feddg_bench.models.backbones`; listed here to check names without torch."""
 
 TIMM = "timm:"
 """Prefix of the names of timm's backbones, such as ``timm:vit_tiny_patch16_224``."""
@@ -179,7 +179,7 @@ class BackboneSettings(Section):
     normalisation: Literal["auto", "imagenet", "half", "none"] = "auto"
     """Input normalisation; ``auto`` is what the backbone's weights were trained with."""
     projection: int = Field(0, ge=0, le=65_536)
-    """Width of an extra linear layer after pooling (Frame A: 2048); 0 for none."""
+    """Width of an extra linear layer after pooling (PARDON's code: 2048); 0 for none."""
 
     @field_validator("name")
     @classmethod
@@ -203,14 +203,14 @@ class TrainSettings(Section):
     eps: float = Field(1e-8, gt=0)
     """Epsilon of the denominator, for ``adam``."""
     schedule: Literal["constant", "cosine", "exponential"] = "constant"
-    """Of the learning rate, stepped once per local epoch: ``cosine`` falls to 0 over rounds x local
-    epochs, ``exponential`` multiplies by ``decay`` at each step, through all rounds."""
+    """Schedule of the learning rate, one step per local epoch: ``cosine`` falls to 0 over rounds x
+    local epochs, ``exponential`` multiplies by ``decay`` at each step, through all rounds."""
     decay: float = Field(0.96, gt=0, le=1)
-    """For ``exponential``; 0.96 is the value of WILDS for FMoW and PovertyMap."""
+    """Factor of ``exponential``; 0.96 is the value of WILDS for FMoW and PovertyMap."""
     optimizer_state: Literal["reset", "persist"] = "reset"
-    """What happens to Adam's moments or SGD's momentum between a client's rounds."""
+    """Whether a client keeps Adam's moments or SGD's momentum between its rounds."""
     local_epochs: int = Field(1, ge=1, le=MANY)
-    """Passes over its images that a client makes in a round."""
+    """Passes of a client over its images in a round."""
     batch_size: int = Field(32, ge=1, le=MANY)
     """Images in a training batch."""
     drop_last_if_single: bool = False
@@ -225,8 +225,8 @@ class TrainSettings(Section):
     convolutions, such as MobileNetV2, where it is faster on a CPU."""
     depthwise_sums: bool = False
     """On a CPU, compute the weight gradient of a depthwise convolution as a sum of shifted products
-    where its output has fewer pixels than its kernel: much faster than PyTorch's kernel, in other
-    last bits. Recommended for new recipes; those that exist leave it off, so that their keys and
+    if its output has fewer pixels than its kernel: much faster than PyTorch's kernel; changes the
+    last bits. Recommended for new recipes; existing ones leave it off, so that their keys and
     records stay valid."""
 
 
@@ -238,14 +238,14 @@ class FederationSettings(Section):
     per_round: int | None = Field(20, ge=1, le=MANY)
     """K, the clients sampled each round; null for all."""
     bn: Literal["average", "frozen", "local"] = "average"
-    """Batch normalisation: averaged; eval mode with the initial statistics; private (FedBN)."""
+    """Batch normalisation: averaged; eval mode with initial statistics; client-local (FedBN)."""
     weighting: Literal["samples", "uniform"] = "samples"
-    """Weights of clients in a mean: their numbers of images, or equal ones."""
+    """Client weights in a mean: numbers of images, or equal weights."""
     server_lr: float = Field(1.0, gt=0)
     """Step from the old global model towards the aggregate; trainable parameters only."""
     on_fault: Literal["drop", "fail"] = "drop"
-    """What happens if a client fails, for example if its reply holds NaN or does not have the
-    shapes of the model: the round goes on without the client, or the run ends."""
+    """If a client fails, for example with NaN or wrong shapes in its reply: ``drop`` continues the
+    round without the client, ``fail`` ends the run."""
     client_timeout: None = None
     """Removed: a client that hangs is no longer left out; see ``--client-timeout``."""
 
@@ -266,10 +266,10 @@ class EvaluationSettings(Section):
     every: int = Field(1, ge=1, le=MANY)
     """Evaluate after every n-th round; the last round always."""
     start: int = Field(1, ge=1, le=MANY)
-    """First round that may be evaluated. If tables look only at the last rounds, evaluating earlier
+    """First round that may be evaluated. If tables use only the last rounds, evaluating earlier
     ones wastes time."""
     splits: tuple[Literal["id_val", "id_test", "val", "test"], ...] = ()
-    """Splits to measure; none for all that there are."""
+    """Splits to evaluate; empty for all available ones."""
     batch_size: int = Field(256, ge=1, le=MANY)
     """Images in an evaluation batch."""
     fuse_batch_norm: bool = False
@@ -278,14 +278,14 @@ class EvaluationSettings(Section):
 
 
 class GpuSettings(Section):
-    """How GPUs compute: by default the same numbers each time on one model of GPU."""
+    """How GPUs compute: by default, results are reproducible on the same GPU model."""
 
     tf32: bool = False
-    """Round the factors of products and convolutions to TF32: faster, 10 bits of fraction."""
+    """Round the inputs of matrix products and convolutions to TF32: faster, 10 fraction bits."""
     autotune: bool = False
     """Let cuDNN time its algorithms and take the fastest, which may differ from run to run."""
     deterministic: bool = True
-    """Take only deterministic algorithms; an operation that has none ends the run. If false, runs
+    """Use only deterministic algorithms; an operation that has none ends the run. If false, runs
     are faster, and their last bits differ each time."""
 
 
@@ -293,11 +293,11 @@ class EngineSettings(Section):
     """How a worker computes its clients."""
 
     clients: Literal["exact", "batched"] = "exact"
-    """``exact``: one after the other; ``batched``: together, for methods that override nothing of
-    the client half but ``training_step`` (the others stay exact, and so do clients that are told
-    something of their own); equal up to rounding."""
+    """``exact``: one after the other; ``batched``: together, for methods that override only
+    ``training_step`` of the client side (others stay exact, and so do clients that receive
+    individual data); equal up to rounding."""
     together: int = Field(10, ge=1, le=MANY)
-    """Clients of a worker that step together; the last bits depend on it."""
+    """Clients of a worker that step together; changes the last bits."""
 
     @field_validator("clients", mode="before")
     @classmethod
@@ -308,43 +308,43 @@ class EngineSettings(Section):
 
 
 class PrivacySettings(Section):
-    """Measures that make what clients send reveal less about them."""
+    """Protection of the messages that clients send."""
 
     mechanism: Literal["none", "dp_client", "dp_style"] = "none"
     """``dp_client``: clip each client's update, add noise to their sum; every released model is
-    differentially private for clients. ``dp_style``: clip and add noise to what each client sends
-    once before round 1, such as a style; model updates are not covered."""
+    differentially private for clients. ``dp_style``: clip and add noise to messages that each
+    client sends once before round 1, such as a style; model updates are not covered."""
     clip_norm: float = Field(1.0, gt=0)
-    """Largest L2 norm of an update, or of each thing that ``dp_style`` covers."""
+    """Maximum L2 norm of an update, or of each vector that ``dp_style`` covers."""
     noise_multiplier: float = Field(1.0, gt=0)
-    """Standard deviation of the noise over ``clip_norm``."""
+    """Standard deviation of the noise divided by ``clip_norm``."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """Delta of the guarantee; it should be well below 1 over the number of clients."""
     sampling: Literal["poisson", "fixed"] = "poisson"
-    """For ``dp_client``. ``poisson``: each client takes part with probability K / N; neighbours
-    have one client more or less. ``fixed``: K of N do; neighbours have one client replaced."""
+    """For ``dp_client``. ``poisson``: each client takes part with probability K / N, add/remove
+    adjacency. ``fixed``: K of N clients take part, replace-one adjacency."""
     accountant: Literal["rdp", "prv"] = "rdp"
-    """Accountant of Opacus, for ``poisson``; ``prv`` is tighter. ``fixed`` has its own bound."""
+    """Opacus accountant for ``poisson``; ``prv`` is tighter. ``fixed`` has its own bound."""
     adaptive_clipping: bool = False
     """Let the clip norm follow a quantile of the updates' norms, starting from ``clip_norm``."""
     clip_quantile: float = Field(0.5, ge=0, le=1)
-    """Share of updates that the adaptive norm leaves as they are."""
+    """Share of updates that the adaptive norm leaves unchanged."""
     clip_rate: float = Field(0.2, ge=0)
-    """By how much a round may change the logarithm of the adaptive norm."""
+    """Largest change of the logarithm of the adaptive norm in a round."""
     count_noise: float | None = Field(None, gt=0)
     """Standard deviation of the noise on the number of updates below the adaptive norm; null for
     1/20 of the clients of a round."""
     aggregation: Literal["plain", "secure"] = "plain"
-    """``secure``: the server gets sums of messages alone. The protocol is simulated."""
+    """``secure``: the server receives only sums of messages. The protocol is simulated."""
     bits: int = Field(64, ge=16, le=64)
     """k: secure sums are modulo 2^k."""
     fraction_bits: int = Field(32, ge=0, le=52)
-    """Bits of secure sums behind the binary point."""
+    """Fractional bits of secure sums."""
     threshold: float = Field(0.6, gt=0, le=1)
-    """Share of the clients asked that must stay until the end of a secure sum."""
+    """Share of the invited clients that must stay until the end of a secure sum."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Probability with which a client drops out at each stage of a secure sum: after it sent its
-    keys, its shares, its masked input."""
+    """Probability that a client drops out at each stage of a secure sum: after sending its keys,
+    its shares, its masked input."""
 
     @model_validator(mode="after")
     def _nothing_is_without_effect(self) -> PrivacySettings:
@@ -387,12 +387,12 @@ class MethodSettings(Section):
     """Defaults of other settings by the value of the setting that `preset_of` names."""
     preset_of: ClassVar[str] = "preset"
     impossible: ClassVar[Sequence[tuple[Mapping[str, Any], str]]] = ()
-    """Values of settings that cannot stand together, each group with the reason and the remedy."""
+    """Combinations of values that are not possible, each with the reason and the remedy."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _none_and_one(cls, value: Any, info: ValidationInfo) -> Any:
-        """Read ``none`` as null, which W&B cannot hand over, and a text as a list of one."""
+        """Read ``none`` as null, which W&B cannot pass, and a text as a list of one."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if get_origin(kind) is tuple:
             return (value,) if isinstance(value, str) else () if value is None else value
@@ -418,14 +418,14 @@ class MethodSettings(Section):
 
 
 class DatasetSettings(Section):
-    """Base of a data set's own settings (``world.*``), for one whose images are computed."""
+    """Base of a data set's own settings (``world.*``), for data sets with computed images."""
 
     added: ClassVar[tuple[str, ...]] = ()
     """As in `MethodSettings`."""
 
 
 class RunSettings(Section):
-    """Everything that decides a run's numbers."""
+    """All settings that determine a run's results."""
 
     method: str
     """See `feddg-bench methods`."""
@@ -436,9 +436,9 @@ class RunSettings(Section):
     scenario: str
     """Canonical name, such as ``ac-p-s``."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Seed of everything that is drawn: partition, initial weights, cohorts, batches."""
+    """Seed of all random draws: partition, initial weights, cohorts, batches."""
     portable: bool = False
-    """Give the same bits on every x86-64 CPU with AVX2, whoever made it: instructions are fixed,
+    """Give the same bits on every x86-64 CPU with AVX2 of any vendor: instructions are fixed,
     draws and functions are NumPy's. Needs a CPU and one thread per worker, and is slower."""
     data: DataSettings = DataSettings()
     augment: AugmentSettings = AugmentSettings()
@@ -485,7 +485,7 @@ class RunSettings(Section):
 
 
 KEEP = ("last", "best")
-"""Models that may be kept: of the last round, and of the best round by the validation images."""
+"""Models that can be kept: of the last round, and of the best round on validation images."""
 
 
 class Resources(Section):
@@ -499,14 +499,14 @@ class Resources(Section):
     threads: int = Field(1, ge=1, le=1024)
     """CPU threads of each worker; of settings here, only it and ``device`` affect the last bits."""
     engine: Literal["processes", "ray", "slurm"] = "processes"
-    """Whether workers are processes here, or on a Ray cluster, or a sweep's are Slurm jobs."""
+    """Workers: processes on this machine, a Ray cluster, or (for sweeps) Slurm jobs."""
     client_timeout: float | None = Field(None, gt=0)
     """Seconds that a worker may take for a client, or for an evaluation, before the run ends."""
     address: str | None = None
     """Address of the Ray cluster, ``HOST:PORT`` or ``auto``; null starts one for the command."""
     data_root: Path | None = None
     cache_dir: Path | None = None
-    """Where decoded stores lie; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
+    """Folder of decoded images; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
     results: Path = Field(default_factory=lambda: absolute(Path("runs")))
     checkpoint_every: int | None = Field(None, ge=1, le=MANY)
     """Rounds between checkpoints; null writes one at most every 30 seconds."""
@@ -538,7 +538,7 @@ class Resources(Section):
         return self
 
     def for_runs(self) -> Resources:
-        """Return the resources for runs of one command, which Slurm does not make.
+        """Return the resources for runs of one command, which Slurm does not execute.
 
         Raises:
             SettingsError: If the engine is Slurm.

@@ -1,4 +1,4 @@
-"""Precedence of settings: which layers decide a run, and what they decide together."""
+"""Precedence of settings: the layers of a run, and the settings that result from them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from feddg_bench.config.recipes import READINGS, load_recipe
 from feddg_bench.config.schema import DatasetSettings, MethodSettings, RunSettings
 
 ORIGINS = ("recipe", "method", "recipe", "tuned", "command", "command")
-"""Where each field of `Layers` comes from, for users."""
+"""Origin of each field of `Layers`, as shown to users."""
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Layers(NamedTuple):
-    """The layers of a run's settings, in order of precedence: later ones win."""
+    """The layers of a run's settings; later ones take precedence."""
 
     recipe: Mapping[str, Any] = _NONE  # settings for all methods
-    needs: Mapping[str, Any] = _NONE  # what the method needs
+    needs: Mapping[str, Any] = _NONE  # the method's needs
     entry: Mapping[str, Any] = _NONE  # the recipe's settings for this method
-    tuned: Mapping[str, Any] = _NONE  # what tuning chose
+    tuned: Mapping[str, Any] = _NONE  # settings chosen by tuning
     user: Mapping[str, Any] = _NONE  # files, flags and KEY=VALUE
     named: Mapping[str, Any] = _NONE  # method, data set, protocol, scenario and seed
 
     def origins(self) -> dict[str, str]:
-        """Return the origin of each setting by dotted key; one without has its default."""
+        """Return the origin of each setting by dotted key; settings without one have defaults."""
         origins: dict[str, str] = {}
         for origin, layer in zip(ORIGINS, self, strict=True):
             origins |= dict.fromkeys(dotted(layer), origin)
@@ -43,9 +43,9 @@ def recipe_layers(
     needs: Mapping[str, Any] = _NONE,
     readings: str = READINGS[0],
 ) -> Layers:
-    """Return the layers of a recipe's run of a method on a data set, without tuning or user.
+    """Return a recipe's layers for a method on a data set, without those of tuning and user.
 
-    ``needs`` is what the method declares that it needs.
+    ``needs`` holds the needs that the method declares.
 
     Raises:
         SettingsError: If the recipe is unknown, or has no settings for the data set.
@@ -60,10 +60,10 @@ def settle(
     hyper: type[MethodSettings] | None = None,
     world: type[DatasetSettings] | None = None,
 ) -> RunSettings:
-    """Return the settings that layers decide.
+    """Return the settings that result from layers.
 
-    ``hyper`` and ``world`` are the models of the method's and the data set's own settings, of which
-    the result then holds every value; without a model they stay as given.
+    ``hyper`` and ``world`` are the models of the method's and the data set's own settings. With a
+    model, the result holds every value of these; without one, they stay as given.
 
     Raises:
         SettingsError: If a setting is unknown or out of range.
@@ -85,7 +85,7 @@ def settle(
 
 
 def own_settings(hyper: type[MethodSettings], settings: RunSettings) -> MethodSettings:
-    """Return the settings of a method's own, of which ``hyper`` is the model.
+    """Return the method's own settings, checked by the model ``hyper``.
 
     Raises:
         SettingsError: If one is unknown or out of range.

@@ -1,9 +1,9 @@
-"""W&B in a process of its own: whatever it does here, training neither waits for it nor fails.
+"""W&B in a separate process: whatever happens here, training neither waits for it nor fails.
 
 `feddg_bench.tracking.tracker` starts this file and writes one JSON document per line to its
-standard input: first what the run is, then each round's metrics with their ``step``, then an
-``exit_code``. The process reports on its standard output in the same form. It imports nothing from
-this project.
+standard input: first a description of the run, then each round's metrics with their ``step``, then
+an ``exit_code``. The process reports on its standard output in the same form. It imports nothing
+from this project.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Tell = Callable[..., None]
 
 
 def _track(lines: Iterable[str], tell: _Tell) -> None:
-    """Do what the lines say; if they end before an ``exit_code``, the run has crashed.
+    """Process the messages; if they end before an ``exit_code``, the run has crashed.
 
     Args:
         lines: JSON documents.
@@ -44,7 +44,7 @@ def _track(lines: Iterable[str], tell: _Tell) -> None:
             if message["record"] is not None:
                 path = Path(message["record"])
                 artifact = wandb.Artifact(f"record-{path.stem}", type="record")
-                # A record never changes: W&B may read it where it lies, and need not copy it.
+                # A record never changes: W&B can read it in place and need not copy it.
                 artifact.add_file(str(path), policy="immutable", skip_cache=True)
                 run.log_artifact(artifact)
         finally:
@@ -82,14 +82,14 @@ def begin(start: dict[str, Any], tell: _Tell) -> Run:
 
 
 def settings(start: dict[str, Any]) -> Settings:
-    """Return settings that make W&B print nothing, not wait for ever, and watch training."""
+    """Return settings that make W&B print nothing, use time limits and monitor training."""
     import wandb
 
     parent = os.getppid()
 
     def stop() -> None:
-        """Do what Ctrl-C does when somebody presses stop on W&B's page: the checkpoint stays."""
-        if os.getppid() == parent:  # else it is gone, and another process may have its number
+        """Act like Ctrl-C when stop is pressed on W&B's page: the checkpoint stays."""
+        if os.getppid() == parent:  # else it has ended, and another process may have its id
             os.kill(parent, signal.SIGINT)
 
     wanted = {
@@ -119,7 +119,7 @@ def serve() -> None:
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # what W&B and its own process print is discarded
+    os.dup2(quiet, 1)  # output of W&B and its own process is discarded
     os.dup2(quiet, 2)
 
     def tell(**answer: object) -> None:
@@ -134,7 +134,7 @@ def serve() -> None:
     with suppress(Exception, SystemExit):
         if "wandb" in sys.modules:
             sys.modules["wandb"].teardown()
-    os._exit(code)  # all is reported; W&B's telemetry may still wait for a server without answer
+    os._exit(code)  # all is reported; W&B's telemetry may still wait for an unresponsive server
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""W&B tracking: one W&B run per training run, in a process that may fail without harm."""
+"""W&B tracking: one W&B run per training run, in a process whose failure does no harm."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 READY = 20.0
 """Seconds in which W&B must say whether it has an API key; training waits for the answer."""
 INIT = 60.0
-"""Seconds in which W&B's server must answer; training goes on meanwhile."""
+"""Seconds in which W&B's server must answer; training continues meanwhile."""
 FINISH = 60.0
-"""Seconds to upload what is left at the end of a run."""
+"""Seconds to upload the remaining data at the end of a run."""
 MARGIN = 20.0
 """Extra seconds for W&B's other work, after which its process is killed."""
 _GRACE = 10.0
-"""Seconds to let W&B know that a run failed or was stopped."""
+"""Seconds to let W&B know that a run was stopped."""
 
 
 class Tracker(Observer):
-    """An observer that reports to W&B; as a context manager it closes up when runs fail or stop.
+    """An observer that reports to W&B; as a context manager it closes W&B if runs fail or stop.
 
-    A run's W&B id is its key, so a run that goes on stays the same W&B run. W&B ignores rounds that
-    it already knows; since numbers repeat exactly, nothing is lost. Under ``wandb agent`` the id is
-    the agent's. If W&B cannot be reached, runs are kept offline; if it fails, the run goes on
-    without it.
+    A run's W&B id is its run key, so a resumed run stays the same W&B run. W&B ignores rounds that
+    it already knows; since results are reproducible, nothing is lost. Under ``wandb agent`` the
+    agent sets the id. If W&B cannot be reached, runs are kept offline; if it fails, the run
+    continues without it.
 
     Args:
-        resources: Mode (``off`` makes all this do nothing), project and results folder.
-        say: Called with each sentence for the user, once.
+        resources: Mode (``off`` disables tracking), project and results folder.
+        say: Called once with each sentence for the user.
 
     Raises:
-        SettingsError: If tracking is asked for and W&B is not installed.
+        SettingsError: If tracking is requested and W&B is not installed.
     """
 
     def __init__(self, resources: Resources, say: Callable[[str], None]) -> None:
@@ -87,13 +87,13 @@ class Tracker(Observer):
             self._close(_GRACE if stopped else FINISH + MARGIN)
 
     def already(self, plan: Plan, record: RunRecord) -> None:
-        """Report a recorded run if W&B's agent asked for it: its sweep waits for the numbers."""
+        """Report a recorded run if W&B's agent requested it: its sweep waits for the results."""
         if self.in_sweep:
             self._begin(plan, record)
             self._end(record)
 
     def begin(self, run: Run) -> None:
-        """Start the W&B run, and log the rounds that are already over."""
+        """Start the W&B run, and log the rounds that are already finished."""
         assert run.record is not None  # noqa: S101 - only recorded runs are tracked
         self._begin(run.plan, run.record)
 
@@ -104,7 +104,7 @@ class Tracker(Observer):
             self._process.send({"step": entry.round, "values": metrics(entry)})
 
     def end(self, run: Run) -> None:
-        """Hand over the summary and the record, and wait for W&B, but not for ever."""
+        """Send the summary and the record, and wait for W&B with a time limit."""
         if run.record is not None:
             self._end(run.record)
 
@@ -118,7 +118,7 @@ class Tracker(Observer):
         name = f"{record.method} {record.dataset} {record.scenario.name} seed {record.seed}"
         try:
             self._process = _Process(name, self._heard)
-        except OSError as error:  # no memory, no process left
+        except OSError as error:  # no memory or no process left
             self._failed(name, str(error))
             return
         self._process.send(
@@ -150,7 +150,7 @@ class Tracker(Observer):
         self._failed(process.name, f"no answer within {seconds:.0f} s{where}")
 
     def _heard(self, process: _Process, answer: Mapping[str, Any]) -> None:
-        """Handle an answer of W&B's process; called in a thread of its own."""
+        """Handle an answer of W&B's process; called in a separate thread."""
         if "offline" in answer:
             self.mode = "offline"
             self._say(f"W&B online is not possible, so runs are kept offline: {answer['offline']}")
@@ -175,12 +175,12 @@ class Tracker(Observer):
 
 
 class _Process:
-    """W&B's process for one run; writing to it never waits."""
+    """W&B's process for one run; writing to it never blocks."""
 
     def __init__(self, name: str, heard: Callable[[_Process, Mapping[str, Any]], None]) -> None:
         self.name = name
-        self.folder = ""  # where the W&B run lies, once it has started
-        self.ready = threading.Event()  # set once there is an answer, or there will be none
+        self.folder = ""  # folder of the W&B run, once it has started
+        self.ready = threading.Event()  # set by the first answer, or when none can follow
         self._heard = heard
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         program = str(Path(__file__).with_name("process.py"))
@@ -190,9 +190,9 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            # Without the service of a run that is active in this process, such as a notebook's.
+            # Without the W&B service of a run in this process, such as one in a notebook.
             env={name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"},
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # Ctrl-C does not reach it
         )
         self._threads = [
             threading.Thread(target=target, daemon=True) for target in (self._write, self._read)
@@ -214,7 +214,7 @@ class _Process:
         else:
             return True
         finally:
-            self._popen.kill()  # also if a signal cut the waiting short
+            self._popen.kill()  # also if a signal interrupted the wait
             self._popen.wait()
             for thread in self._threads:
                 thread.join()
@@ -237,19 +237,19 @@ class _Process:
                 self._heard(self, answer)
                 self.ready.set()
         self.ready.set()
-        if not told and self._popen.wait() >= 0:  # below 0 it was killed, which `_close` reports
+        if not told and self._popen.wait() >= 0:  # negative if killed, which `_close` reports
             self._heard(self, {"error": "its process ended"})
 
 
-# ------------------------------------------------------------------- what W&B is told
+# ------------------------------------------------------------------ data sent to W&B
 
 
 def metrics(entry: RoundRecord) -> dict[str, float]:
     """Return a round's metrics by name, from its entry in the record.
 
-    These are ``train/loss``, ``seconds/training``, ``bytes/up``, ``dropped`` and the like. If the
-    round was evaluated, there is also every metric of a domain, as ``test/<domain>/accuracy``, and
-    of all images of a split if it has such a value, as ``test/accuracy``. Shares are in [0, 1].
+    Examples are ``train/loss``, ``seconds/training``, ``bytes/up`` and ``dropped``. An evaluated
+    round also has each metric of each domain, such as ``test/<domain>/accuracy``, and of all images
+    of a split if that value exists, such as ``test/accuracy``. Shares are in [0, 1].
     """
     values = {f"train/{name}": value for name, value in entry.train.items()}
     values |= {f"seconds/{phase}": value for phase, value in entry.seconds.items()}
@@ -259,9 +259,9 @@ def metrics(entry: RoundRecord) -> dict[str, float]:
 
 
 def run_summary(record: RunRecord) -> dict[str, float]:
-    """Return what each selection rule reports: the last round it chooses, and its metrics.
+    """Return the result of each selection rule: the last round it chooses, and its metrics.
 
-    Rules that look at test images are left out, and so are rules whose split the run lacks.
+    Rules that use test images are left out, and so are rules whose split the run lacks.
     """
     table = tabulate([(e.round, e.evaluation) for e in record.rounds if e.evaluation is not None])
     values: dict[str, float] = {}
@@ -299,9 +299,9 @@ def _measured(evaluation: Evaluation) -> dict[str, float]:
 
 
 def identity(record: RunRecord, name: str, project: str | None) -> dict[str, Any]:
-    """Return W&B's names for the run; without a project, the agent's environment gives its id.
+    """Return id and names of the W&B run; without a project, the agent's environment sets the id.
 
-    The entity is always left to W&B (``WANDB_ENTITY``).
+    W&B always chooses the entity (``WANDB_ENTITY``).
     """
     tags = (record.method, record.dataset, record.protocol, record.scenario.name, record.recipe)
     own = {} if project is None else {"project": project, "id": record.key, "resume": "allow"}
@@ -313,7 +313,7 @@ def identity(record: RunRecord, name: str, project: str | None) -> dict[str, Any
 
 
 def config(plan: Plan) -> dict[str, Any]:
-    """Return the settings that decide the numbers, and other facts that tell runs apart."""
+    """Return the settings that determine the results, and other facts that distinguish runs."""
     more = {
         "recipe": plan.recipe,
         "key": plan.key,
