@@ -35,9 +35,9 @@ class DomainWeighted(DomainBatches):
     lambda lies in the simplex and is kept by the server. An image of domain d has the weight
     lambda_d / p_d, where p_d is the domain's share of all images; so the mean loss over all images
     is the sum above. The weight is split into two factors: the mean weight omega_k of a client's
-    images multiplies the client's share in the server's mean, and the rest, lambda_d / (p_d
-    omega_k), multiplies the loss of the image. Thus lambda also acts if a client has one domain and
-    its optimizer, such as Adam, ignores the scale of the loss.
+    images multiplies the client's share in the server's mean, and the rest,
+    lambda_d / (p_d omega_k), multiplies the loss of the image. Thus lambda also acts if a client
+    has one domain and its optimizer, such as Adam, ignores the scale of the loss.
 
     Before local training each client measures the received model on its domains, and sends losses
     and shares with its weights. The server computes L from them and updates lambda. A domain
