@@ -32,7 +32,7 @@ class AgrSum(Method):
 
     The paper combines the gradients of domains in centralised training; as a federated rule, it is
     a baseline in domain generalisation papers such as PPDG's. Clients train as in FedAvg. A
-    coordinate takes the mean of the updates if they all have the same sign, and else is unchanged;
+    coordinate takes the mean of the updates if they all agree in sign and is unchanged otherwise;
     an update of 0 counts as disagreement. Clients have equal weight. Buffers are averaged.
     """
 

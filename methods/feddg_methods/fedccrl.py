@@ -240,7 +240,7 @@ def supervised_contrastive(
         z: Features, [2B, D], one view after the other, not normalised.
         labels: Class ids of the features, [2B], or of one view, [B].
         temperature: Divides the cosine similarities, above 0.
-        reduction: How the anchors' losses are combined.
+        reduction: Combination of the anchors' losses.
         count_self: Count an anchor as a positive of itself; for the authors' code.
 
     Returns:
@@ -400,7 +400,7 @@ def draw_beta(alpha: float, size: int, generator: torch.Generator) -> Tensor:
 
     Args:
         alpha: Above 0; small values put most of the mass next to 0 and 1.
-        size: How many to draw.
+        size: Number of draws.
         generator: On the CPU.
     """
     # G1 / (G1 + G2) for Gamma draws G, in logarithms because both underflow for small alpha.

@@ -159,7 +159,7 @@ def masked_update(
 # ------------------------------------------------------------------------------------ variants
 
 READINGS = {"below", "compare", "variant"}
-"""Settings of the mask besides its threshold."""
+"""Settings of the mask other than its threshold."""
 
 SHARES: dict[str | None, Share] = {"samples": image_count, "uniform": one_each}
 """Votes of a client on the sign, and its share in the mean."""

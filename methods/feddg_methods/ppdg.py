@@ -123,7 +123,7 @@ def align(
     Args:
         deltas: Updates Delta_k, [K, P].
         strength: lambda, in [0, 0.5).
-        reading: Which formula.
+        reading: Formula to use.
         order: Permutation of the clients, [K]; ascending if not given.
         only_conflicts: False aligns all pairs (the paper's ablation).
 
@@ -157,7 +157,7 @@ def align_coefficients(
     Args:
         gram: Inner products of the updates, [K, K].
         strength: lambda, in [0, 0.5).
-        reading: Which formula.
+        reading: Formula to use.
         order: Permutation of the clients, [K]; ascending if not given.
         only_conflicts: False aligns all pairs.
 

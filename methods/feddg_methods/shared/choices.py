@@ -17,7 +17,7 @@ def choose(kind: str, name: str, choices: Mapping[str, T]) -> T:
     """Return the value of ``name``.
 
     Args:
-        kind: What is being chosen, such as ``"reduction"``; used in the error only.
+        kind: Kind of option, such as ``"reduction"``; used in the error only.
         name: The name given by the caller.
         choices: Value of each name.
 
