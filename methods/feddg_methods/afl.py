@@ -15,8 +15,8 @@ class AFL(DomainWeighted):
     lambda in the simplex. In each round clients descend L in w, and the server ascends it in
     lambda: lambda <- Pi(lambda + gamma_lambda grad_lambda L), where grad_lambda L is the vector of
     losses of the received model and Pi the projection onto the simplex. The components k are source
-    domains. `DomainWeighted` describes the messages: S losses and S shares of images beside the
-    weights. A client with one domain acts by its weight in the server's mean.
+    domains. `DomainWeighted` describes the messages: S losses and S image shares in addition to the
+    weights. If a client has one domain, lambda acts by its weight in the server's mean.
     """
 
     group = "aggregation"

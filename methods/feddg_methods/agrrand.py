@@ -1,4 +1,4 @@
-"""AgrRand: move where all clients would move the same way, and at random elsewhere."""
+"""AgrRand: mean update where the signs of all clients agree, random noise elsewhere."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from feddg_methods.shared.sign_votes import SignVotes, sign_tally, warn_of_rare_
 
 
 class AgrRandSettings(MethodSettings):
-    """How agreeing updates are combined, and where the noise goes."""
+    """Combination of agreeing updates, and coordinates with noise."""
 
     labels: ClassVar[tuple[str, ...]] = ("reduction",)
 
     reduction: Literal["mean", "sum"] = "mean"
     """Mean of the updates, or their sum as in the paper: K times as long, and K times the noise."""
     randomize_zeros: bool = False
-    """Also put noise where no client changed anything, as the authors' code does."""
+    """Also add noise to coordinates that no client changed, as the authors' code does."""
 
 
 class AgrRand(Method):
     """AgrRand (Mansilla et al., ICCV 2021, arXiv 2108.01621) on client updates.
 
-    The paper is about the gradients of domains in one place; as a federated rule it is the
-    baseline of domain generalisation papers such as PPDG's. Clients train as in FedAvg. A
-    coordinate takes the mean of the updates if all have the same sign in it, and otherwise a draw
+    The paper combines the gradients of domains in centralised training; as a federated rule, it is
+    a baseline in domain generalisation papers such as PPDG's. Clients train as in FedAvg. A
+    coordinate takes the mean of the updates if they all have the same sign, and otherwise a draw
     from N(0, sigma^2), with sigma the mean absolute value of the agreed coordinates of the whole
-    network. Clients count equally. Buffers are averaged.
+    network. Clients have equal weight. Buffers are averaged.
     """
 
     Settings = AgrRandSettings
@@ -106,11 +106,11 @@ def noise_scale(updates: Iterable[tuple[Tensor, Tensor]]) -> float:
     """Return AgrRand's sigma: the mean absolute value of all agreed coordinates of a network.
 
     Args:
-        updates: For each of its tensors, the mean update and a bool mask of the same shape that
-            says where clients agree; read once.
+        updates: For each of its tensors, the mean update and a bool mask, in its shape, of the
+            agreed coordinates; read once.
 
     Returns:
-        At least 0, and 0 if clients agree nowhere. Summed in float64 and in one order, whatever
+        0 or more; 0 if clients agree nowhere. Summed in float64 in a fixed order, independent of
         the device, the memory layout and the number of threads.
     """
     total, count = 0.0, 0
@@ -125,7 +125,7 @@ def normal_where(masks: Sequence[Tensor], generator: torch.Generator) -> Iterato
     """Yield standard normal numbers where a mask is set, and 0 elsewhere.
 
     All are drawn at once, on the CPU, in the order of the masks and of their coordinates: the
-    numbers do not depend on the device, nor on how a vector is cut into tensors.
+    numbers do not depend on the device or on the split of a vector into tensors.
 
     Args:
         masks: Bool, any shapes.

@@ -1,4 +1,4 @@
-"""AgrSum: move only where all clients would move the same way."""
+"""AgrSum: mean update where the signs of all clients agree, no change elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddg_methods.shared.sign_votes import SignVotes, sign_tally, warn_of_rare_
 
 
 class AgrSumSettings(MethodSettings):
-    """How agreeing updates are combined."""
+    """Combination of agreeing updates."""
 
     labels: ClassVar[tuple[str, ...]] = ("reduction",)
 
@@ -30,10 +30,10 @@ class AgrSumSettings(MethodSettings):
 class AgrSum(Method):
     """AgrSum (Mansilla et al., ICCV 2021, arXiv 2108.01621) on client updates.
 
-    The paper is about the gradients of domains in one place; as a federated rule it is the
-    baseline of domain generalisation papers such as PPDG's. Clients train as in FedAvg. A
-    coordinate takes the mean of the updates if all have the same sign in it, and stays as it is
-    otherwise; no change counts as disagreement. Clients count equally. Buffers are averaged.
+    The paper combines the gradients of domains in centralised training; as a federated rule, it is
+    a baseline in domain generalisation papers such as PPDG's. Clients train as in FedAvg. A
+    coordinate takes the mean of the updates if they all agree in sign and is unchanged otherwise;
+    an update of 0 counts as disagreement. Clients have equal weight. Buffers are averaged.
     """
 
     Settings = AgrSumSettings

@@ -1,4 +1,4 @@
-"""CCST: clients learn from their images in the styles of other clients."""
+"""CCST: clients train on their images restyled to other clients' styles."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "style_augment": False,
     },
 }
-"""The defaults below that each preset changes: as in PARDON's code, the authors' and FedCCRL's."""
+"""Defaults below that each preset changes, as in the code of PARDON, the authors and FedCCRL."""
 
 
 Styles = Mapping[str, Tensor]
 """Styles by kind, [J, 2, C] each: ``overall`` of all images, ``single`` of one image each."""
 
 Bank = Mapping[str, Styles]
-"""What each client sent; all sent the same kinds."""
+"""Styles sent by each client; all clients send the same kinds."""
 
 
 _CHANGING = (
@@ -62,7 +62,7 @@ _CHANGING = (
 
 
 class CCSTSettings(PerturbationSettings, StyleSettings):
-    """Readings; defaults are those of PARDON's code, with which PARDON's tables compare."""
+    """Variants of CCST; the defaults are PARDON's code, with which PARDON's tables compare."""
 
     labels: ClassVar[tuple[str, ...]] = ("preset", "style", "bank", "transfer")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
@@ -79,23 +79,23 @@ class CCSTSettings(PerturbationSettings, StyleSettings):
     preset: Literal["pardon", "official", "fedccrl"] = "pardon"
     """Sets the defaults of the settings below; each can still be set individually."""
     bank: Literal["overall", "single", "both"] = "overall"
-    """What clients send: one style of all their images, one of each image, or both kinds, with a
-    coin to choose between them."""
+    """Styles that clients send: one of all their images, one of each image, or both kinds, from
+    which each draw picks one at random."""
     selection: Literal["client", "image", "pass"] = "client"
-    """Who draws styles. ``client``: the server draws ``styles`` other clients for each client, for
-    the whole run. ``image``: each image gets the styles of ``styles`` clients out of all; that of
-    its own client leaves it unchanged. ``pass``: each batch is restyled 0 to ``styles`` times, each
-    image to any style of another client."""
+    """Draw of styles. ``client``: the server draws ``styles`` other clients for each client, for
+    the whole run. ``image``: each image gets the styles of ``styles`` clients out of all; the style
+    of its own client leaves it unchanged. ``pass``: each batch is restyled 0 to ``styles`` times,
+    each image to any style of another client."""
     styles: int = Field(1, ge=0)
-    """K, the number of styles; clipped where there are fewer. 0 is FedAvg."""
+    """K, the number of styles; clipped if there are fewer. 0 is FedAvg."""
     strength: float = Field(0.5, ge=0, le=1)
     """alpha of the transfer; 1 in the authors' code."""
     transfer: Literal["online", "cached"] = "online"
-    """Transfer each augmented batch, or the stored images once and augment both alike."""
+    """Transfer each augmented batch, or the stored images once; copies share the augmentation."""
     refresh: Literal["once", "round"] = "once"
-    """When clients send styles: before round 1, or in every round."""
+    """Time at which clients send styles: before round 1, or in every round."""
     upload_ratio: float = Field(1.0, gt=0, le=1)
-    """Share of a client's images, at least one, from which its styles are taken."""
+    """Share of a client's images, at least one image, used for its styles."""
     style_augment: bool = True
     """Measure styles on augmented images, as PARDON's code does, or on the stored ones."""
 
@@ -103,10 +103,10 @@ class CCSTSettings(PerturbationSettings, StyleSettings):
 class CCST(Method):
     """CCST (Chen et al., WACV 2023, arXiv 2210.00912).
 
-    Clients send the channel statistics of their feature maps, and learn from their own images, both
+    Clients send the channel statistics of their feature maps, and train on their own images, both
     unchanged and restyled by AdaIN to the statistics of other clients. The server is FedAvg's. With
-    ``selection=image`` an epoch goes through the client's images K times, each time in another of
-    the K styles of an image; otherwise the loss is that of the originals plus that of all restyled
+    ``selection=image``, an epoch goes through the client's images K times, each time in another of
+    the K styles of an image. Otherwise the loss is that of the originals plus that of all restyled
     images, or plus that of each pass.
     """
 
@@ -153,7 +153,7 @@ class CCST(Method):
         s = self.settings
         if s.styles == 0 or len(server.clients) == 1:
             return
-        server.broadcast.pop("bank", None)  # nobody needs the last round's any more
+        server.broadcast.pop("bank", None)  # the last round's bank is no longer needed
         replies = server.ask(self.local_styles, everyone=True, weights=False)
         bank = {reply.client: reply.value for reply in replies}
         if s.selection == "client":
@@ -184,7 +184,8 @@ class CCST(Method):
                 single.append(image_styles(maps))
         kinds = {"overall": pooled_style(torch.cat(moments))[None], "single": torch.cat(single)}
         sent = {kind: styles for kind, styles in kinds.items() if s.bank in (kind, "both")}
-        # Noise is drawn for all at once: the same on both kinds would cancel in their difference.
+        # Draw noise for all styles at once: equal noise on both kinds would cancel in their
+        # difference.
         noisy = s.perturbed(torch.cat([*sent.values()]), client)
         return dict(zip(sent, noisy.split([*map(len, sent.values())]), strict=True))
 
@@ -221,7 +222,7 @@ class CCST(Method):
                     train=True, epoch=number, companions=companions
                 )
             )
-        # The same arguments give the same originals and labels beside each copy.
+        # The same arguments give the same originals and labels for each copy.
         beside = [client.batches(train=True, epoch=epoch, companions=c) for c in copies]
         return (
             (torch.stack([batch[0][0][0], *(images[1] for images, _ in batch)]), batch[0][1])
@@ -238,19 +239,19 @@ class CCST(Method):
 
     @torch.no_grad()
     def restyled(self, images: Tensor) -> list[Tensor]:
-        """Return copies of images [B, 3, H, W] in the styles that are drawn for them."""
-        if self.alone:  # nobody gave it a style
+        """Return copies of images [B, 3, H, W], restyled to styles drawn for them."""
+        if self.alone:  # no client task, so no styles
             return []
         assert self.generator is not None  # noqa: S101 - fit made it
         return SELECTIONS[self.settings.selection](self, images, self.generator)
 
     def transfer(self, images: Tensor, styles: Tensor) -> Tensor:
-        """Return images in one style [2, C], or in one each [B, 2, C]."""
+        """Return images restyled to one style [2, C], or to one style each [B, 2, C]."""
         return self.style.transfer(images, styles.to(images.device), self.settings.strength)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = batch
-        if images.dim() == 5:  # [1 + K, B, 3, H, W]: copies were made beforehand
+        if images.dim() == 5:  # [1 + K, B, 3, H, W]: copies were precomputed
             images, *copies = images.unbind(0)
         else:
             copies = [] if self.settings.transfer == "cached" else self.restyled(images)
@@ -296,7 +297,7 @@ def _of_pass(method: CCST, images: Tensor, generator: torch.Generator) -> list[T
 
 
 SELECTIONS = {"client": _of_client, "image": _of_image, "pass": _of_pass}
-"""Restyled copies of images [B, 3, H, W], by who draws styles."""
+"""Functions that return restyled copies of images [B, 3, H, W], by ``selection``."""
 
 
 # ---------------------------------------------------------------------------------- style bank
@@ -314,7 +315,7 @@ def pooled(bank: Bank) -> dict[str, Tensor]:
 
 
 def draw_kind(styles: Styles, generator: torch.Generator) -> Tensor:
-    """Draw a kind, all equally likely, and return its styles [J, 2, C]."""
+    """Draw a kind uniformly and return its styles [J, 2, C]."""
     kinds = sorted(styles)
     return styles[kinds[int(torch.randint(len(kinds), (), generator=generator))]]
 
@@ -335,10 +336,10 @@ def draw_clients(bank: Bank, count: int, generator: torch.Generator) -> Tensor:
 def draw_for_images(
     bank: Bank, own: str, size: int, count: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Draw ``count`` clients for every image without replacement; its own may be among them.
+    """Draw ``count`` clients for every image without replacement; its own can be among them.
 
     Args:
-        bank: Styles of all clients, of which there is at least one.
+        bank: Styles of all clients, at least one.
         own: Client that holds the images.
         size: Number of images B.
         count: K; clipped to the number of clients.

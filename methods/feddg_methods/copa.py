@@ -1,4 +1,4 @@
-"""COPA: one feature extractor for all, and an ensemble of classifiers, one for each domain."""
+"""COPA: one shared feature extractor and an ensemble of classifiers, one for each domain."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 
 MAX_CLIENT_SLOTS = 16
-"""Most clients that each get a classifier by default: all classifiers travel to everybody."""
+"""Maximum number of clients with a classifier each by default; every client receives them all."""
 
 
 class CopaSettings(MethodSettings):
-    """What has a classifier, how other classifiers enter the loss, and the normalisation."""
+    """Owners of classifiers, use of other classifiers in the loss, and normalisation."""
 
     labels: ClassVar[tuple[str, ...]] = ("slot", "norm")
     added: ClassVar[tuple[str, ...]] = ("affine_norm",)
 
     slot: Literal["auto", "client", "domain"] = "auto"
-    """What has a classifier of its own: each client, or each source domain, where a client belongs
-    to the domain that most of its images are from. ``auto``: clients if there are at most 16, else
-    domains. In the paper the two are one, as every domain is one client."""
+    """Owner of a classifier: each client, or each source domain, where a client belongs to the
+    domain of most of its images. ``auto``: clients if there are at most 16, else domains. In the
+    paper both are the same, as every domain is one client."""
     beta: float = Field(1.0, ge=0)
     """Weight of the mean loss of the other slots' frozen classifiers; 0 leaves them out."""
     norm: Literal["bin", "bn"] = "bin"
-    """Turn every batch normalisation of the backbone into batch-instance normalisation, as in the
-    paper, or leave it. A backbone without batch normalisation stays as it is."""
+    """Replace every batch normalisation of the backbone by batch-instance normalisation, as in the
+    paper, or keep it. A backbone without batch normalisation is unchanged."""
     affine_norm: bool = False
     """Compute batch-instance normalisation as one scale and shift for each image and channel: the
-    same function in less than half the time, with other last bits. Where statistics of batches are
-    live (``federation.bn`` other than ``frozen``), training is not affected."""
+    same function up to rounding, in less than half the time. If batch statistics are live
+    (``federation.bn`` other than ``frozen``), training is not affected."""
     ensemble: Literal["probabilities", "logits"] = "probabilities"
-    """What the prediction averages over the classifiers."""
+    """Quantity that the prediction averages over the classifiers."""
 
 
 class Copa(Method):
-    """COPA (Wu & Gong, ICCV 2021): a reconstruction from publications, without any code.
+    """COPA (Wu & Gong, ICCV 2021), reconstructed from publications without any code.
 
     The model is a feature extractor f and M classifiers c_1 ... c_M, one for each slot. A client
     receives them all and trains f and the classifier c_i of its slot on
 
         CE(c_i(f(x)), y) + beta / (M - 1) sum over j != i of CE(c_j(f(x)), y)
 
-    where the other classifiers are frozen, but pass their gradient on to f. It sends f and c_i. The
-    server takes the mean of the extractors, with equal shares, and puts classifiers into their
-    slots; clients of one slot are averaged, a slot without a reply keeps its classifier. The
-    prediction is the mean of the classifiers' probabilities. All slots start from one classifier.
+    where the other classifiers are frozen but pass gradients to f. It sends f and c_i. The server
+    averages the extractors with equal shares and puts classifiers into their slots; clients of the
+    same slot are averaged, and a slot without a reply keeps its classifier. The prediction is the
+    mean of the classifiers' probabilities. All slots start from the same classifier.
     """
 
     title = "COPA"
@@ -86,7 +86,7 @@ class Copa(Method):
         self.slot = 0
         self.ensemble = Ensemble(self.classifier, max(1, len(self.slots)))
         # The client's own classifier is a working copy of its slot in the ensemble, which is the
-        # state that travels; as state of its own it would be sent, or kept, for nothing.
+        # state that is sent; as separate state it would be sent or stored needlessly.
         self.classifier.register_state_dict_post_hook(_leave_out)
         self.register_load_state_dict_pre_hook(_put_back)  # type: ignore[no-untyped-call]
 
@@ -102,7 +102,7 @@ class Copa(Method):
     # ------------------------------------------------------------------- client half
 
     def slot_of(self, client: Client) -> int:
-        """Return the number of the client's slot; the first of domains with equally many images."""
+        """Return the client's slot number; among domains with equally many images, the first."""
         if len(self.slots) < 2:
             return 0
         if self.by_domain:
@@ -167,13 +167,13 @@ class Copa(Method):
 
 
 def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """Take a module's own parameters out of the state dict that was just made."""
+    """Remove a module's own parameters from the new state dict."""
     for name, _ in module.named_parameters():
         del state[prefix + name]
 
 
 def _put_back(_module: nn.Module, state: dict[str, Any], prefix: str, *_args: Any) -> None:
-    """Put into a state dict what `_leave_out` took out."""
+    """Restore the entries that `_leave_out` removed from a state dict."""
     for name in ("weight", "bias"):
         state[f"{prefix}classifier.{name}"] = state[f"{prefix}ensemble.{name}"][0]
 
@@ -182,7 +182,7 @@ class Ensemble(nn.Module):
     """The classifiers of all slots, as buffers: weight [S, C, D] and bias [S, C].
 
     Args:
-        classifier: What every slot starts from.
+        classifier: Initial classifier of every slot.
         slots: S.
     """
 
@@ -205,7 +205,7 @@ def ensemble_logits(
 ) -> Tensor:
     """Return the logits [B, C] of an ensemble whose members have the logits [B, S, C].
 
-    The logarithm of the mean of probabilities, or the mean of logits; a single member's own logits.
+    The logarithm of the mean of probabilities, or the mean of logits; for one member, its logits.
     """
     if logits.shape[1] == 1 or mean == "logits":
         return logits.mean(dim=1)
@@ -218,7 +218,7 @@ def frozen_loss(logits: Tensor, labels: Tensor, slot: int) -> Tensor:
     Args:
         logits: Logits of all slots, [B, S, C], with S at least 2.
         labels: Class ids, [B].
-        slot: The one to leave out.
+        slot: Slot to leave out.
     """
     others = torch.cat([logits[:, :slot], logits[:, slot + 1 :]], dim=1)
     return F.cross_entropy(others.flatten(0, 1), labels.repeat_interleave(others.shape[1]))
@@ -227,11 +227,11 @@ def frozen_loss(logits: Tensor, labels: Tensor, slot: int) -> Tensor:
 def assemble(
     old: Mapping[str, Tensor], received: Mapping[int, list[tuple[Weights, float]]], lr: float = 1.0
 ) -> Weights:
-    """Return new tensors with classifiers put into their slots; other slots stay as they were.
+    """Return new tensors with classifiers put into their slots; other slots are unchanged.
 
     Args:
         old: Tensors of all slots, [S, ...] each.
-        received: For each slot, what its clients sent, (...) each, with their shares in its mean.
+        received: For each slot, its clients' tensors, (...) each, with their shares in its mean.
         lr: Step from a slot's old classifier to its new one.
     """
     new = {name: tensor.clone() for name, tensor in old.items()}
@@ -246,23 +246,22 @@ def assemble(
 class BatchInstanceNorm(nn.Module):
     """A mixture of batch and instance normalisation: rho BN(x) + (1 - rho) IN(x).
 
-    Both share the affine part of the batch normalisation. rho has one entry a channel and starts at
-    1, so that a network computes at first what it computed before, bit for bit. Maps of a single
-    pixel have no statistics of their own: their instance normalisation is the affine bias.
+    Both share the affine part of the batch normalisation. rho has one entry per channel and starts
+    at 1, so that a network's initial output is unchanged, bit for bit. Maps of a single pixel have
+    no statistics of their own: their instance normalisation is the affine bias.
 
     Source: Nam & Kim, NeurIPS 2018, arXiv 1805.07925. As there, rho stays in [0, 1] because it is
     clipped after every optimizer step (`clip_rho`).
 
-    The batch normalisation remains a layer of its own, so that code which looks for layers of that
-    type still finds it. Freezing it freezes its statistics only; keeping it with a client leaves
-    rho shared.
+    The batch normalisation remains a separate layer, so that code that searches for this type still
+    finds it. Freezing it freezes its statistics only; keeping it at a client leaves rho shared.
 
     Attributes:
         batch: The batch normalisation.
         rho: Share of batch normalisation, [C], in [0, 1].
 
     Args:
-        layer: The batch normalisation that this layer takes over.
+        layer: Batch normalisation that this layer wraps.
         affine: Compute one scale and shift for each image and channel where the batch normalisation
             uses running statistics and both have the type of rho; see `mixed_norm`.
     """
@@ -281,9 +280,9 @@ class BatchInstanceNorm(nn.Module):
         if self.affine and known and layer.affine and maps.dtype == self.rho.dtype:
             return mixed_norm(maps, self.rho, layer)
         together: Tensor = layer(maps)
-        # One group a channel; `F.instance_norm` would refuse maps of one pixel.
+        # One group per channel; `F.instance_norm` rejects maps of one pixel.
         alone = torch.group_norm(maps, layer.num_features, layer.weight, layer.bias, layer.eps)
-        # Not in half precision, which cannot tell the steps of rho near 1 apart.
+        # Not in half precision, which cannot resolve the steps of rho near 1.
         rho = self.rho[:, None, None]
         mixed = torch.lerp(alone.to(rho.dtype), together.to(rho.dtype), rho)
         return mixed.to(together.dtype)
@@ -292,11 +291,11 @@ class BatchInstanceNorm(nn.Module):
 def mixed_norm(maps: Tensor, rho: Tensor, layer: nn.BatchNorm2d) -> Tensor:
     """Return rho BN(x) + (1 - rho) IN(x) of maps [B, C, H, W]; BN uses running statistics.
 
-    Both are affine in the pixels of an image's channel, and so is the mixture:
+    Both are affine in the pixels of one channel of an image, and so is the mixture:
 
         x s + t + u (x - mu) / sqrt(var + eps)
 
-    with mu and var of the image's channel, u = (1 - rho) w, and s and t from the running mean and
+    with mu and var of that channel, u = (1 - rho) w, and s and t from the running mean and
     variance, w, the bias and rho.
     """
     buffers = dict(layer.named_buffers())
@@ -307,7 +306,7 @@ def mixed_norm(maps: Tensor, rho: Tensor, layer: nn.BatchNorm2d) -> Tensor:
 
 
 LARGE = 1024
-"""Pixels of a map from which on PyTorch's group normalisation is the faster way to centre it."""
+"""Number of pixels from which PyTorch's group normalisation is the faster way to centre a map."""
 
 
 class _Mixture(torch.autograd.Function):
@@ -337,7 +336,7 @@ class _Mixture(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, s, _, u, _ = inputs
         ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)  # or the backward pass fills maps with zeros
+        ctx.set_materialize_grads(False)  # otherwise the backward pass fills maps with zeros
         ctx.save_for_backward(s, u, *output[1:])
 
     @staticmethod
@@ -359,7 +358,7 @@ class _Mixture(torch.autograd.Function):
 def mix_batch_norm(module: nn.Module, *, affine: bool = False) -> None:
     """Replace every ``BatchNorm2d`` inside ``module`` by a `BatchInstanceNorm` that holds it.
 
-    A second call changes nothing, nor does a call on a module without such layers.
+    A second call, or a call on a module without such layers, changes nothing.
     """
     for parent in list(module.modules()):
         if isinstance(parent, BatchInstanceNorm):

@@ -15,7 +15,7 @@ class CORALSettings(AlignmentSettings):
     labels: ClassVar[tuple[str, ...]] = ("weight",)
 
     means: bool = False
-    """DomainBed's reading: the mean squared difference of the covariances, four times the paper's,
+    """DomainBed's penalty: the mean squared difference of the covariances, four times the paper's,
     plus that of the means."""
 
 
@@ -23,8 +23,8 @@ class CORAL(PairwiseAligned):
     """DeepCORAL (Sun and Saenko, ECCV Workshops 2016, arXiv 1607.01719, Equations 1 to 3).
 
     l_CORAL = ||C_S - C_T||_F^2 / (4 d^2), with C_S and C_T the covariances of the d features of two
-    domains. The paper's source and target are any two source domains here, as in DomainBed.
-    `PairwiseAligned` says which domains of a client are compared. The server is FedAvg's.
+    domains. Here the paper's source and target are any two source domains, as in DomainBed.
+    `PairwiseAligned` defines which domains of a client are compared. The server is FedAvg's.
     """
 
     title = "DeepCORAL"
@@ -55,7 +55,7 @@ def coral_distance(source: Tensor, target: Tensor) -> Tensor:
 def covariance(x: Tensor) -> Tensor:
     """Return the unbiased covariance [d, d] of features [n, d], n at least 2.
 
-    `torch.cov` returns the same numbers, but asks a GPU whether n - 1 is positive.
+    `torch.cov` returns the same numbers, but waits for a GPU to check that n - 1 is positive.
     """
     rows = x.T  # [d, n]
     rows = rows - (rows.sum(1) / len(x))[:, None]

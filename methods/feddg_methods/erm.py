@@ -13,7 +13,7 @@ from feddg_bench.core.method import Method
 
 
 class ERMSettings(MethodSettings):
-    """How batches are made."""
+    """Composition of batches."""
 
     balanced_domains: bool = False
     """Each step takes ``train.batch_size`` images of every domain (Mansilla et al., ICCV 2021);
@@ -23,9 +23,9 @@ class ERMSettings(MethodSettings):
 class ERM(Method):
     """Empirical risk minimisation on pooled data, "DeepAll" in domain generalisation papers.
 
-    Federated averaging with one client that holds everything and keeps its optimizer: a round is
-    the local epochs of ordinary training. As a LightningModule it also runs under
-    ``lightning.Trainer`` as it is.
+    Federated averaging with one client that holds all data and keeps its optimizer: a round is the
+    local epochs of ordinary training. As a LightningModule it also runs unchanged under
+    ``lightning.Trainer``.
     """
 
     Settings = ERMSettings
@@ -54,12 +54,12 @@ class ERM(Method):
 def balanced_parts(domains: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
     """Return batches of positions with ``size`` images of every domain in each.
 
-    A domain that is used up is shuffled and used again; there are as many batches as the largest
-    domain needs.
+    An exhausted domain is reshuffled and reused; the largest domain determines the number of
+    batches.
 
     Args:
         domains: Domain id of each image, int64 [n].
-        size: Images of a domain in a batch.
+        size: Images per domain in a batch.
         generator: On the CPU.
 
     Returns:

@@ -1,4 +1,4 @@
-"""FedADG: align every client's features with a reference that the clients generate together."""
+"""FedADG: align every client's features with those of a shared generator."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "second_epochs": 3,
     },
 }
-"""The defaults below that each variant changes."""
+"""Defaults below that each variant changes."""
 
 
 Form = Literal["pacs", "vlcs"]
-"""The data set of the published program; the two programs differ in the losses of D and G."""
+"""Data set of the published program; the two programs differ in the losses of D and G."""
 
 
 class FedADGSettings(MethodSettings):
-    """Readings, loss weights and sizes; defaults follow the program published for PACS."""
+    """Variants, loss weights and sizes; the defaults follow the program published for PACS."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant",)
     presets = VARIANTS
@@ -73,55 +73,55 @@ class FedADGSettings(MethodSettings):
     smoothing_in: Literal["both", "second"] = "both"
     """Phases with smoothed labels."""
     spread: Literal["others", "all"] = "others"
-    """Smoothing goes to the other classes, or to all including the right one, as in PyTorch."""
+    """Spread smoothing over the other classes, or over all with the true one, as in PyTorch."""
     label_scale: float = Field(0.7, gt=0)
-    """s, the entry of the class in the label vector that G and D get; 0.6 for VLCS."""
+    """s, the entry of the class in the label vector given to G and D; 0.6 for VLCS."""
     noise: float = Field(0.5, ge=0)
     """q / D, the length of the noise over the width of the features; 2048 / 4096 as published."""
     form: Literal["pacs", "vlcs"] = "pacs"
     """Losses of D and G, see `discriminator_loss` and `generator_loss`."""
     order: Literal["discriminator_first", "model_first"] = "discriminator_first"
-    """Order in a batch of the second phase: D, then F and C, then G; or F and C, then D, then G. In
-    the latter, as in the derived programs, F and C stay in evaluation mode after a round's first
-    such batch."""
+    """Update order in a batch of the second phase: D, then F and C, then G; or F and C, then D,
+    then G. In the latter, as in the derived programs, F and C stay in evaluation mode after a
+    round's first such batch."""
     train_generator: bool = True
     """Train G, or keep its initial weights, as the released code does."""
     discriminator: Literal["local", "averaged"] = "local"
-    """D stays with its client from round to round, or is sent and averaged."""
+    """D stays at its client between rounds, or is sent and averaged."""
     label: Literal["before", "after"] = "before"
     """Where the label enters D: before its projection, or after it (PACS)."""
     relu: Literal["auto", "always", "never"] = "auto"
-    """Whether G ends with a ReLU; ``auto``: where the backbone's features cannot be negative."""
+    """Whether G ends with a ReLU; ``auto``: if the backbone's features cannot be negative."""
     hidden: int = Field(4096, ge=1)
     """Width of G's hidden layer."""
     projection: int = Field(1024, ge=1)
     """Width of D's projection and hidden layer."""
     adversary_lr: float = Field(7e-4, gt=0)
-    """Learning rate of D and G, without a schedule. They are trained by SGD, with the momentum and
-    weight decay below, whatever trains F and C."""
+    """Constant learning rate of D and G. They are trained by SGD, with the momentum and weight
+    decay below, regardless of the optimizer of F and C."""
     adversary_momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of D and G."""
     adversary_weight_decay: float = Field(1e-5, ge=0)
     """L2 penalty of D and G."""
     first_epochs: int | None = Field(None, ge=0)
     """E0, local epochs of cross-entropy alone. None: a third of ``train.local_epochs``, rounded
-    down: the published 3 of 10 (PACS) and 5 of 15 (VLCS), none of 1 or 2."""
+    down: the published 3 of 10 (PACS) and 5 of 15 (VLCS), 0 of 1 or 2."""
     second_epochs: int | None = Field(None, ge=1)
-    """E1, local epochs with alignment. None: what E0 leaves of ``train.local_epochs``, so that a
-    client sees its images as often as under any other method."""
+    """E1, local epochs with alignment. None: the rest of ``train.local_epochs`` after E0, so that a
+    client sees its images as often as with any other method."""
 
 
 class FedADG(Method):
     """FedADG (Zhang et al., arXiv 2111.10487), after the programs published for VLCS and PACS.
 
-    F is the backbone, C the classifier. A generator G makes features from noise and a label; a
-    discriminator D at each client tells them from the features of images. F and C minimise
+    F is the backbone, C the classifier. A generator G maps noise and a label to features; a
+    discriminator D at each client distinguishes them from the features of images. F and C minimise
     w CE + (1 - w) (1 - D(F))^2, so that the features of all clients, class by class, move towards
-    what G makes. The server averages F, C and G as FedAvg does.
+    those of G. The server averages F, C and G as FedAvg does.
 
-    With q = D / 2 the generator adds hidden x (q + C + D + 1) + D numbers to the model each way:
-    50.5 MB at D = 2048 and C = 7; D's 12.6 MB stay in the client's memory. Batches of one image
-    are left out where batch normalisation would have to train on them.
+    With q = D / 2 the generator adds hidden x (q + C + D + 1) + D numbers to the model in each
+    direction: 50.5 MB at D = 2048 and C = 7; the discriminator's 12.6 MB stay in the client's
+    memory. Batches of one image are left out if batch normalisation would have to train on them.
     """
 
     Settings = FedADGSettings
@@ -172,7 +172,7 @@ class FedADG(Method):
                 "G": (adversary, adversary.param_groups[1]),
             }
             for epoch in range(first + second):
-                # The schedule spans train.local_epochs a round, however many epochs there are.
+                # The schedule spans train.local_epochs per round, whatever the number of epochs.
                 factor = client.lr_factor(epoch * train.local_epochs // (first + second))
                 model.param_groups[0]["lr"] = train.lr * factor
                 smoothing = 0.0 if epoch < first and s.smoothing_in == "second" else s.smoothing
@@ -203,7 +203,7 @@ class FedADG(Method):
         y = (s.label_scale * F.one_hot(labels, self.num_classes)).to(like)  # [B, C]
         u = torch.rand(len(labels), self.generator.noise, generator=noise)  # [B, q]
         u = on_device([u], like.device)[0].to(like.dtype)
-        # One autocast block for each step: a block keeps the weights it has rounded to its end.
+        # One autocast block per step: a block caches the weights that it has rounded until it ends.
         with autocast():
             f, generated = self.features(images), self.generator(u, y)  # [B, D] each
         if s.order == "model_first":
@@ -256,7 +256,7 @@ class FedADG(Method):
             on_generated = self.discriminator(generated.detach(), y)
             loss = discriminator_loss(on_generated, on_features, self.settings.form)
         self.descend(loss, "D")
-        # Near 0 and 1 the sigmoid is saturated and nobody learns: worth watching.
+        # Near 0 and 1 the sigmoid is saturated and no player learns, so log the outputs.
         client.log("D on features", on_features.detach().mean(), len(y))
         client.log("D on generated", on_generated.detach().mean(), len(y))
 
@@ -284,7 +284,7 @@ class FedADG(Method):
 
 
 def non_negative(backbone: Backbone) -> bool:
-    """Return whether features cannot be negative: pooled ReLUs, and nothing linear after them."""
+    """Return whether features cannot be negative: pooled ReLUs, and no linear layer after them."""
     layers = list(backbone.net.modules())
     signed = any(isinstance(m, nn.Hardswish | nn.GELU | nn.SiLU | nn.LeakyReLU) for m in layers)
     last = [m for m in layers if isinstance(m, nn.ReLU | nn.ReLU6 | nn.GroupNorm)][-1:]
@@ -318,7 +318,7 @@ class Generator(nn.Module):
     Weights start Xavier-uniform with gain 1/2.
 
     Args:
-        noise: q, the length of the noise; 0 leaves one feature for each class.
+        noise: q, the length of the noise; 0 gives one feature per class.
         classes: C.
         features: D.
         hidden: Width of the hidden layer.
@@ -343,8 +343,8 @@ class Generator(nn.Module):
 class Discriminator(nn.Module):
     """D maps a feature and its label to the probability that the feature is generated.
 
-    A projection without bias, which starts random with Frobenius norm 1, then two layers with a
-    leaky ReLU between. As in published code, the projection is trained with the rest.
+    A projection without bias, initially random with Frobenius norm 1, then two layers with a leaky
+    ReLU between. As in published code, the projection is trained with the rest.
 
     Args:
         features: D.
@@ -378,7 +378,7 @@ class Discriminator(nn.Module):
 
 
 def discriminator_loss(on_generated: Tensor, on_features: Tensor, form: Form = "pacs") -> Tensor:
-    """Return what D minimises, the mean over the batch.
+    """Return the loss of D, averaged over the batch.
 
     ``pacs``: (1 - D(G))^2 + D(F)^2, least squares; ``vlcs``: -(D(G)^2 + (1 - D(F))^2). Both push
     D up on generated features and down on real ones, with different gradients.
@@ -405,9 +405,9 @@ def alignment_loss(on_features: Tensor) -> Tensor:
 
 
 def generator_loss(on_generated: Tensor, form: Form = "pacs") -> Tensor:
-    """Return what G minimises, the mean over the batch.
+    """Return the loss of G, averaged over the batch.
 
-    ``pacs``: D(G)^2, towards what D takes for real features; ``vlcs``: (1 - D(G))^2, the opposite.
+    ``pacs``: D(G)^2, towards features that D takes for real; ``vlcs``: (1 - D(G))^2, the opposite.
 
     Args:
         on_generated: D of generated features, [B] in [0, 1].
@@ -429,13 +429,13 @@ def smoothed_cross_entropy(
     """Return the cross-entropy with smoothed labels.
 
     The class gets 1 - smoothing and each of the C - 1 others smoothing / (C - 1); with ``all``,
-    as in PyTorch, smoothing / C goes to every class, the right one included.
+    as in PyTorch, smoothing / C goes to every class, the true one included.
 
     Args:
         logits: [B, C], C at least 2.
         labels: Class ids, [B].
         smoothing: In [0, 1 - 1/C]; 0 is plain cross-entropy, bit for bit.
-        spread: Over which classes.
+        spread: Classes that the smoothing goes to.
 
     Returns:
         A scalar, at least float32.

@@ -1,4 +1,4 @@
-"""FedAvg: average what clients learn."""
+"""FedAvg: average the clients' models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedBN: average everything but batch normalisation, which stays with its client."""
+"""FedBN: average everything except batch normalisation, which stays at its client."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ logger = logging.getLogger(__name__)
 
 
 class FedBNSettings(MethodSettings):
-    """How a model without batch normalisation of its own is measured."""
+    """Batch normalisation for evaluation."""
 
     labels: ClassVar[tuple[str, ...]] = ("evaluation",)
 
     evaluation: Literal["average", "batch"] = "average"
-    """Batch normalisation where images come from no client: the mean of the round's clients, or
-    their mean affine part with the statistics of the batch that is measured. ``batch`` depends on
-    ``evaluation.batch_size``, and on which images share a batch; a single image is measured with
+    """Batch normalisation for images of no client: the mean of the round's clients, or their mean
+    affine part with the statistics of the evaluation batch. ``batch`` depends on
+    ``evaluation.batch_size`` and on which images share a batch; a single image is evaluated with
     the mean statistics."""
 
 
 class FedBN(Method):
     """FedBN (Li et al., ICLR 2021, arXiv 2102.07623).
 
-    All of a client's batch normalisation stays with the client: scale, shift and running
-    statistics, found by layer type. A client that trains for the first time starts with the initial
-    ones. The server averages every other tensor, as FedAvg does.
+    All of a client's batch normalisation stays at the client: scale, shift and running statistics,
+    found by layer type. A client that trains for the first time starts with the initial values. The
+    server averages every other tensor, as FedAvg does.
 
-    It personalises: a new domain has no batch normalisation of its own. To measure on one, clients
-    send theirs too; the server averages it, with the same shares, for evaluation only and sends
-    none of it back. So FedBN sends as much as FedAvg and receives less. The mean over the clients'
-    own models, each measured separately, is not offered.
+    It personalises: an unseen domain has no batch normalisation of its own. For evaluation there,
+    clients also send their batch normalisation; the server averages it, with the same shares, for
+    evaluation only and does not send it back. So clients send as much as in FedAvg and receive
+    less. The mean over separate evaluations of the clients' own models is not offered.
     """
 
     tasks = ("classification", "regression")
@@ -96,7 +96,7 @@ class FedBN(Method):
 
 @contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Within the block, let batch normalisation use its batch's statistics without keeping them."""
+    """Within the block, let batch normalisation use batch statistics without storing them."""
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     before = [(layer.training, layer.track_running_stats) for layer in layers]
     for layer in layers:

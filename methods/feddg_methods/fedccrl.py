@@ -1,4 +1,4 @@
-"""FedCCRL: two augmented views in the colours of other clients, aligned with the original."""
+"""FedCCRL: align two augmented views in the colours of other clients with the original."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "released": {"lambda2": 0.1, "count_self": True, "clamp": False, "upload_rounding": "floor"},
     "paper_mean_ce": {"classification": "mean"},
 }
-"""The defaults that each variant changes: the authors' code, and the paper's mean over views."""
+"""Defaults that each variant changes: the authors' code, and the paper's mean over views."""
 
 MIN_PROBABILITY = 1e-7
 """Smallest mean probability inside the logarithm of the Jensen-Shannon divergence."""
@@ -36,11 +36,11 @@ EPS = 1e-6
 """Added to each variance before the root, so that a constant image can be divided by its std."""
 
 MOST_CHAINS = 3
-"""Most chains where their number is drawn."""
+"""Maximum number of chains, if the number is drawn."""
 
 
 class FedCCRLSettings(PerturbationSettings):
-    """Readings, loss weights and ablation switches; defaults are the paper's."""
+    """Variants, loss weights and ablation switches; the defaults are the paper's."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "ccdt", "difp", "ra", "js")
     presets = VARIANTS
@@ -59,7 +59,7 @@ class FedCCRLSettings(PerturbationSettings):
     ccdt: bool = True
     """Cross-client domain transfer: views take on other clients' channel statistics."""
     difp: bool = True
-    """Domain-invariant feature perturbation: views go through AugMix. Without it and ``ccdt``
+    """Domain-invariant feature perturbation: views go through AugMix. Without this and ``ccdt``
     there are no views: the loss is the cross-entropy of the originals."""
     ra: bool = True
     """Representation alignment; needs views."""
@@ -68,9 +68,9 @@ class FedCCRLSettings(PerturbationSettings):
     upload_ratio: float = Field(0.1, gt=0, le=1)
     """r: share of a client's images whose statistics it sends."""
     upload_rounding: Literal["ceil", "floor"] = "ceil"
-    """max(1, ceil(r n)) pairs as in the paper, or floor(r n) as in the code, which may be none."""
+    """max(1, ceil(r n)) pairs as in the paper, or floor(r n) as in the code, which can be 0."""
     upload_subset: Literal["each_round", "fixed"] = "each_round"
-    """When the images whose statistics are sent are drawn: in each round, or once for the run."""
+    """Draw of the images whose statistics are sent: anew in each round, or once for the run."""
     alpha: float = Field(0.1, gt=0)
     """Parameter of the Beta(alpha, alpha) distribution that weights an image's own statistics."""
     clamp: bool = True
@@ -78,7 +78,7 @@ class FedCCRLSettings(PerturbationSettings):
     chains: int | None = Field(3, ge=1)
     """AugMix's chains: 3 as in the code; null draws 1, 2 or 3 for each batch as in the text."""
     per_image: bool = False
-    """Draw AugMix's operations for every image as in the paper, or once a batch as in the code."""
+    """Draw AugMix's operations per image as in the paper, or once per batch as in the code."""
     classification: Literal["sum", "mean"] = "sum"
     """Sum of the three views' cross-entropies as in the code, or their mean as in the text."""
     temperature: float = Field(0.1, gt=0)
@@ -97,9 +97,9 @@ class FedCCRLSettings(PerturbationSettings):
 class FedCCRL(Method):
     """FedCCRL (Wang et al., 2024, arXiv 2410.11267).
 
-    In each round every client sends the channel means and deviations of some images, and a client
-    that trains gets those of all others. Two views of each batch, X1 and X2, are restyled to
-    statistics drawn from them and perturbed by AugMix. A client minimises
+    In each round every client sends the channel means and standard deviations of some images, and
+    each training client receives those of all others. Two views of each batch, X1 and X2, are
+    restyled to statistics drawn from these and perturbed by AugMix. A client minimises
     L = CE + CE1 + CE2 + lambda 1 RA + lambda 2 JS. The server is FedAvg's.
     """
 
@@ -141,7 +141,7 @@ class FedCCRL(Method):
         if "statistics" not in client.memory:
             batches = client.batches(train=False)
             parts = [torch.stack(channel_statistics(images), dim=1) for images, _ in batches]
-            # Perturbed once: over many rounds fresh noise would cancel.
+            # Perturbed once: fresh noise would average out over many rounds.
             client.memory["statistics"] = s.perturbed(torch.cat(parts), client)
         known = client.memory["statistics"]  # [n, 2, 3]
         if s.upload_subset == "fixed":
@@ -167,11 +167,11 @@ class FedCCRL(Method):
 
     @torch.no_grad()
     def view(self, images: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:
-        """Return one augmented view DIFP(CCDT(X)) of images [B, 3, H, W] with these statistics."""
+        """Return one augmented view DIFP(CCDT(X)) of images [B, 3, H, W]; ``own``: statistics."""
         s, generator = self.settings, self.generator or torch.default_generator
         if s.ccdt:
             pool = images[:0] if self.alone else self.client.broadcast["pool"]
-            if not len(pool):  # nobody else sent any: as MixStyle does, take the batch's own
+            if not len(pool):  # no other client sent any: use the batch's own, as MixStyle does
                 pool = torch.stack(own, dim=1)
             rows = draw_rows(len(pool), len(images), generator)
             mean, std = rows_on_device(pool, rows, images.device).unbind(1)  # [B, 3] each
@@ -230,7 +230,7 @@ def supervised_contrastive(
     The mean over anchors i of -1/|P(i)| sum_{p in P(i)} log(e^{z_i z_p / tau} / sum_{a != i}
     e^{z_i z_a / tau}), with z normalised and P(i) the other features of the class of i.
 
-    An anchor whose class has no other feature counts as 0.
+    An anchor whose class has no other feature contributes 0.
 
     Source: Khosla et al., NeurIPS 2020, Eq. 2; FedCCRL's representation alignment is the mean of
     two such terms. FedCCRL's text sums over anchors; its code takes the mean, and counts the
@@ -240,7 +240,7 @@ def supervised_contrastive(
         z: Features, [2B, D], one view after the other, not normalised.
         labels: Class ids of the features, [2B], or of one view, [B].
         temperature: Divides the cosine similarities, above 0.
-        reduction: How the anchors' losses are combined.
+        reduction: Combination of the anchors' losses.
         count_self: Count an anchor as a positive of itself; for the authors' code.
 
     Returns:
@@ -295,7 +295,7 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Mean and standard deviation, [B, C] each. The variance is unbiased. Images of a single pixel
-        have no unbiased variance; theirs is the biased one, 0.
+        have no unbiased variance and get the biased one, 0.
     """
     several = images.shape[-2] * images.shape[-1] > 1
     variance = images.var(dim=(-2, -1), correction=int(several))
@@ -309,11 +309,10 @@ def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
 
     mu(x) and sigma(x) are each channel's own statistics, constants to autograd, and l is ``mix``.
     The map commutes with a normalisation of the channels as long as the foreign statistics are on
-    the scale of the images.
-    Nothing is clamped: the result may leave the range of the images.
+    the scale of the images. Nothing is clamped: the result can leave the range of the images.
 
     FedCCRL (Wang et al., 2024) puts the weight on the foreign pair; for its symmetric Beta
-    distribution the two readings are the same.
+    distribution this is equivalent.
 
     Args:
         images: [B, 3, H, W].
@@ -330,7 +329,7 @@ def restyle(images: Tensor, mean: Tensor, std: Tensor, mix: Tensor) -> Tensor:
 def _moved(
     images: Tensor, own: tuple[Tensor, Tensor], mean: Tensor, std: Tensor, mix: Tensor
 ) -> Tensor:
-    """Return what `restyle` does with images whose `channel_statistics` are known."""
+    """Return the result of `restyle` for images with known `channel_statistics`."""
     own_mean, own_std = (s.detach()[..., None, None] for s in own)
     mix = mix[:, None, None, None]
     new_mean = mix * own_mean + (1 - mix) * mean[..., None, None]
@@ -339,7 +338,7 @@ def _moved(
 
 
 class _WithoutWaiting(TorchFunctionMode):
-    """Sends the small tensors that torchvision makes on a device by `on_device`."""
+    """Creates torchvision's small tensors on the CPU and moves them with `on_device`."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -355,7 +354,7 @@ class _AugMix(v2.AugMix):  # type: ignore[misc]  # torchvision has no types
     """Draws the mixing weights on the CPU, where torchvision draws everything else."""
 
     def _sample_dirichlet(self, params: Tensor) -> Tensor:
-        known = torch.full(params.shape[1:], self.alpha).expand(params.shape)  # without waiting
+        known = torch.full(params.shape[1:], self.alpha).expand(params.shape)  # no device sync
         return on_device([torch._sample_dirichlet(known)], params.device)[0]
 
 
@@ -370,14 +369,14 @@ def augmix(
 
     Chains are 1 to 3 operations long, out of 13 at severity 3; mixing weights come from a flat
     Dirichlet distribution over chains and a flat Beta distribution between the mixture and the
-    image. The weights are drawn for every image by itself, the operations for the whole batch
-    unless ``per_image``: no slower on a CPU, but a GPU then works on one image at a time.
+    image. The weights are drawn for each image, the operations for the whole batch unless
+    ``per_image``, which is no slower on a CPU but makes a GPU work on one image at a time.
 
     Args:
         images: uint8 [B, 3, H, W], on any device.
-        generator: On the CPU; it advances by one number, whatever is drawn.
+        generator: On the CPU; it always advances by one number.
         chains: Number of chains; ``None`` draws 1, 2 or 3 each time operations are drawn.
-        per_image: Draw operations, their order and strengths for every image by itself.
+        per_image: Draw operations, their order and strengths for each image separately.
 
     Returns:
         uint8 [B, 3, H, W].
@@ -401,11 +400,11 @@ def draw_beta(alpha: float, size: int, generator: torch.Generator) -> Tensor:
 
     Args:
         alpha: Above 0; small values put most of the mass next to 0 and 1.
-        size: How many to draw.
+        size: Number of draws.
         generator: On the CPU.
     """
-    # G1 / (G1 + G2) for Gamma draws G; in logarithms, as small alphas let both underflow. And
-    # Gamma(alpha) is Gamma(alpha + 1) U^(1 / alpha).
+    # G1 / (G1 + G2) for Gamma draws G, in logarithms because both underflow for small alpha.
+    # Gamma(alpha) is drawn as Gamma(alpha + 1) U^(1 / alpha).
     shape = torch.full((2, size), alpha + 1, dtype=torch.float64)
     uniform = 1 - torch.rand(2, size, dtype=torch.float64, generator=generator)
     first, second = torch._standard_gamma(shape, generator=generator).log() + uniform.log() / alpha

@@ -1,4 +1,4 @@
-"""FedDG: learn from images that have the low-frequency amplitudes of other clients' images."""
+"""FedDG: train on images with the low-frequency amplitudes of other clients' images."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from feddg_bench.core.server import Server
 
 
 class FedDGSettings(MethodSettings):
-    """Frequencies that are exchanged, and the episodes."""
+    """Exchanged frequencies, and episodes."""
 
     labels: ClassVar[tuple[str, ...]] = ("alpha",)
 
     alpha: float = Field(0.01, ge=0, lt=0.5)
     """Half the width of the exchanged window of low frequencies, as a fraction of the image's side.
-    Rounded down, 0.01 is 2 frequencies at 224 px, and 0, the mean colour, below 100 px; the
+    Rounded down, 0.01 gives 2 frequencies at 224 px, and 0, the mean colour, below 100 px; the
     authors' released code takes 0 at 384 px."""
     beta: float = Field(1e-3, ge=0)
     """Step of the inner update, beta in the paper; the value is that of the authors' code."""
@@ -37,16 +37,17 @@ class FedDGSettings(MethodSettings):
 class FedDG(Method):
     """FedDG, episodic learning in continuous frequency space (Liu et al., CVPR 2021).
 
-    Before round 1 every client sends the amplitude spectra of its images, at low frequencies, and
-    the server sends all of them to everyone: the distribution bank. In training each image x gets a
-    transformed image T(x): its low-frequency amplitudes are interpolated with those of a random
-    image of another client, by lambda ~ U(0, 1), and its phases are kept (Equations 1 and 2).
+    Before round 1 every client sends the low-frequency amplitude spectra of its images, and the
+    server sends all of them, the distribution bank, to every client. In training each image x gets
+    a transformed image T(x): its low-frequency amplitudes are interpolated with those of a random
+    image of another client, with lambda ~ U(0, 1), and its phases are kept (Equations 1 and 2).
 
-    An episode takes a step on the image, theta' = theta - beta grad L(x; theta), and measures it on
-    the transformed image. Clients minimise L(x; theta) + L(T(x); theta'), over theta in both. The
-    server is FedAvg's. The boundary loss of the paper, which is about segmentation, is left out.
+    An episode takes a step on the image, theta' = theta - beta grad L(x; theta), and evaluates
+    theta' on the transformed image. Clients minimise L(x; theta) + L(T(x); theta'), over theta in
+    both terms. The server is FedAvg's. The paper's boundary loss, which is for segmentation, is
+    left out.
 
-    Spectra are exchanged between clients, so a client may hold one domain or several. A single
+    Spectra are exchanged between clients, so a client can hold one domain or several. A single
     client has no others, and trains as in FedAvg.
     """
 
@@ -154,7 +155,7 @@ def low_amplitudes(images: Tensor, alpha: float) -> Tensor:
 def exchange_amplitudes(images: Tensor, amplitudes: Tensor, lam: Tensor) -> Tensor:
     """Return images whose low-frequency amplitudes are (1 - lambda) A + lambda A'.
 
-    Phases and higher frequencies are those of the images. Values may leave [0, 1].
+    Phases and higher frequencies are those of the images. Values can leave [0, 1].
 
     Args:
         images: [B, C, H, W].

@@ -1,4 +1,4 @@
-"""FedDG-GA: raise the weights of clients that lose most when their model is averaged."""
+"""FedDG-GA: raise the weights of clients that suffer most when their model is averaged."""
 
 from __future__ import annotations
 
@@ -38,52 +38,53 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "initial_weights": "batches",
     },
 }
-"""The defaults of settings that each variant changes, besides the rule for the weights itself."""
+"""Defaults of settings that each variant changes, in addition to its weight rule."""
 
 NO_SPREAD = 1e-12
 """Clients count as equal if the largest gap is below this."""
 
 LAST_RESORT = 1e-300
-"""Share of a client without weight: it vanishes beside any weight, and counts only if all are 0."""
+"""Share of a client of weight 0: negligible next to any weight, and effective only if all are 0."""
 
 
 class FedDGGASettings(MethodSettings):
-    """Readings of the gap and of the rule for the weights."""
+    """Variants of the gap and of the weight rule."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "gap_timing")
     presets = VARIANTS
     preset_of = "variant"
 
     variant: Literal["default", "official", "paper", "pardon", "fedccrl"] = "default"
-    """Rule for the weights (`adjusted_weights`); sets the defaults of the settings below, each of
-    which can still be set individually."""
+    """Weight rule (`adjusted_weights`); sets the defaults of the settings below, each of which can
+    still be set individually."""
     metric: Literal["loss", "accuracy"] = "loss"
     """The metric whose difference is the gap: cross-entropy as in the paper, or accuracy."""
     gap_data: Literal["client_val", "client_train"] = "client_val"
     """The client's validation images; or its training batches, where the local term is the running
-    mean over the last local epoch, measured while the model is trained."""
+    mean over the last local epoch, measured during training."""
     gap_mean: Literal["images", "batches"] = "images"
-    """Mean over images, or over the means of batches, of which the last may be smaller."""
+    """Mean over images, or over batch means, where the last batch can be smaller."""
     gap_timing: Literal["same_round", "next_participation"] = "same_round"
-    """Clients measure the new model at once, or the one they get when they next take part."""
+    """Clients measure the new model at once, or the one received when they next take part."""
     step: float = Field(0.2, ge=0)
-    """d: step of the weights in the first round, relative to 1/N by default; falls to 0."""
+    """d: step size of the weights in the first round, relative to 1/N by default; decays to 0."""
     initial_weights: Literal["uniform", "batches"] = "uniform"
-    """a before round 1: 1/N, or by the clients' numbers of training batches."""
+    """a before round 1: 1/N, or proportional to the clients' numbers of training batches."""
     without_history: Literal["keep", "zero"] = "keep"
     """With ``next_participation``, a client without a local term yet keeps its weight, or takes 0
     as its local term, so that its gap is the whole metric."""
     fallback: Literal["weights", "samples"] = "weights"
     """``samples``: image counts are the weights in the first round and in any round after a NaN
-    gap, when the other gaps are ignored. ``weights``: a client without a gap keeps its weight."""
+    gap, and the other gaps are then ignored. ``weights``: a client without a gap keeps its
+    weight."""
 
 
 class FedDGGA(Method):
     """FedDG-GA, generalisation adjustment (Zhang et al., CVPR 2023).
 
-    The server keeps a weight a_i for every client and averages with a_i / sum of a_j over those
-    that took part, instead of image counts. Client i's gap G_i is the metric of the averaged model
-    minus that of its own, on its own images; a_i rises where G_i is above the mean gap. With
+    The server keeps a weight a_i for every client and averages with a_i / sum of a_j over the
+    participants, instead of image counts. Client i's gap G_i is the metric of the averaged model
+    minus that of its local model, on its own images; a_i rises if G_i is above the mean gap. With
     ``step=0`` no gap is measured, and the default is FedAvg under ``federation.weighting=uniform``.
     """
 
@@ -118,7 +119,7 @@ class FedDGGA(Method):
         if self.settings.initial_weights == "batches":
             replies = server.ask(self.count_batches, everyone=True, weights=False)
             counts = {reply.client: float(reply.value["batches"]) for reply in replies}
-            usual = sum(counts.values()) / len(counts)  # of a client whose answer was left out
+            usual = sum(counts.values()) / len(counts)  # for a client whose reply was left out
             a = torch.tensor([counts.get(name, usual) for name in server.clients]).to(a)
         server.memory["a"] = a / a.sum()
         server.memory["by_samples"] = self.settings.fallback == "samples"
@@ -190,7 +191,7 @@ class FedDGGA(Method):
         return self.task.loss(logits, labels, "mean")
 
     def measure(self, client: Client) -> Payload:
-        """Return the metric of the client's own last model and of the one it has received.
+        """Return the metric of the client's last local model and of the received one.
 
         Either is ``None`` if it is not finite; both are missing if the client has no model of its
         own yet. The local term is used once: it belongs to the model that was averaged last.
@@ -208,7 +209,7 @@ class FedDGGA(Method):
         """Return the `badness` [B] of each of the client's batches, in evaluation mode."""
         if self.settings.gap_data == "client_val":
             batches = client.validation_batches()
-        else:  # an epoch that is not trained on, so it has an augmentation of its own
+        else:  # an epoch not used for training, with its own augmentation
             batches = client.batches(train=True, epoch=client.train.local_epochs)
         self.eval()
         values = []
@@ -253,21 +254,21 @@ def adjusted_weights(
 
     a_i <- a_i + d (1 - r/R) (G_i - mean G) / max G, then a <- a / sum of a.
 
-    Clients without a gap, or whose gap is NaN or infinite, did not take part. By default they
-    keep their weights, and the weights of the others keep their sum; in the other variants, made
-    for full participation, they have a gap of 0 after centring, and all weights are divided by
-    their sum. Gaps of 0 change nothing, nor do equal gaps where their mean is subtracted.
+    Clients without a gap, or whose gap is NaN or infinite, count as absent. By default they keep
+    their weights, and the weights of the others keep their sum; in the other variants, made for
+    full participation, they have a gap of 0 after centring, and all weights are divided by their
+    sum. Gaps of 0 change nothing; nor do equal gaps if their mean is subtracted.
 
     Source: FedDG-GA (Zhang et al., CVPR 2023). The variants are in `RULES`.
 
     Args:
         weights: Weights of all clients, [N], in the simplex.
         gaps: Generalisation gap of each participant by index: metric of the averaged model minus
-            that of its own, positive where averaging made it worse.
+            that of its own, positive if averaging made it worse.
         round: Round in the formula of the step, which falls with ``round / rounds``.
         rounds: Rounds in the formula of the step.
         step: Step size before the decay: 0.2 in the paper, 1/3 in PARDON, 0.001 in FedCCRL.
-        variant: Whose rule it is.
+        variant: Rule to apply.
 
     Returns:
         New weights, [N].
@@ -295,11 +296,11 @@ def signed_mean(
 ) -> Weights:
     """Return the mean of model states with weights that may be 0 or negative.
 
-    Clients of weight 0 count only where no client has a positive one, and then equally; integer
+    Clients of weight 0 count only if no client has a positive one, and then equally; integer
     tensors take the maximum over all. Without negative weights this is
-    `feddg_bench.core.aggregation.streaming_mean`, bit for bit. Negative ones affect trainable
-    parameters only, since a running variance must not be extrapolated, and nothing if the sum of
-    the weights is not positive. Only one of the given states is in memory at a time.
+    `feddg_bench.core.aggregation.streaming_mean`, bit for bit. Negative weights affect trainable
+    parameters only, since a running variance must not be extrapolated, and have no effect if the
+    sum of the weights is not positive. Only one of the given states is in memory at a time.
 
     Args:
         states: K states with equal names and shapes, each with its weight; normalised here.
@@ -341,7 +342,7 @@ def _paper(gaps: Tensor, d: float, clients: int) -> Tensor:  # noqa: ARG001
 
 
 def _default(gaps: Tensor, d: float, clients: int) -> Tensor:
-    """Return the paper's, over the largest absolute gap and relative to the weight 1/N."""
+    """Return the paper's moves, over the largest absolute gap and relative to the weight 1/N."""
     g = gaps - gaps.mean()
     return _ratio(d / clients * g, g.abs().max())
 
@@ -370,8 +371,8 @@ class Rule(NamedTuple):
 
     Attributes:
         move: Moves [K] of the participants, from their gaps [K], the decayed step d and N.
-        limits: Least and largest weight before all are divided by their sum.
-        late: Rounds by which the decay is late.
+        limits: Smallest and largest weight before all are divided by their sum.
+        late: Number of rounds by which the decay lags.
         absent_keep: Whether clients without a gap keep their weights.
     """
 
@@ -388,7 +389,7 @@ RULES = {
     "pardon": Rule(_pardon),
     "fedccrl": Rule(_fedccrl, limits=(-math.inf, math.inf)),
 }
-"""Rules of the paper, of this module, and of the codes of its authors, PARDON and FedCCRL."""
+"""Rules of the paper, of this module, and of the code of the authors, PARDON and FedCCRL."""
 
 
 DEVIATIONS = (

@@ -27,15 +27,15 @@ from feddg_methods.shared.sign_votes import SignVotes, sign_tally
 
 
 class FedGMASettings(MethodSettings):
-    """The mask; the step of the masked update is ``federation.server_lr``, 1 in the paper."""
+    """The mask; the step size of the masked update is ``federation.server_lr``, 1 in the paper."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant",)
 
     threshold: float = Field(0.4, ge=0, le=1)
     """tau: agreement from which a coordinate passes in full; FedDG_Benchmark used 0.1 to 0.4.
 
-    Signs drawn at random reach 0.4 in 38 % of the coordinates for 5 clients, in 12 % for 20 and
-    in 0.008 % for 100.
+    Random signs reach 0.4 in 38 % of the coordinates for 5 clients, in 12 % for 20 and in 0.008 %
+    for 100.
     """
     below: Literal["score", "zero"] = "score"
     """Factor of the other coordinates: their agreement, as in the paper, or 0."""
@@ -44,7 +44,7 @@ class FedGMASettings(MethodSettings):
     agreement_weights: Literal["uniform", "samples"] = "uniform"
     """One vote on the sign for each client, as in the paper, or one for each of its images."""
     mean_weights: Literal["samples", "uniform"] | None = None
-    """Shares in the mean update; as ``federation.weighting`` says unless given."""
+    """Shares in the mean update; by default those of ``federation.weighting``."""
     variant: Literal["paper", "reference"] = "paper"
     """``reference``: the factors of FedDG_Benchmark and PARDON, 1 + agreement and 0.
 
@@ -83,7 +83,7 @@ class FedGMA(Method):
         new = average_updates(server, counted, self.trainable, share=share)
         for name, signs in votes.sums.items():
             m = agreement_mask(signs.abs(), s.threshold, total=votes.total, **readings)
-            # Not w + m * step: this gives the step's end bit for bit where the factor is 1.
+            # Not w + m * step: lerp gives the full step bit for bit where the factor is 1.
             new[name] = torch.lerp(old[name], new[name], m.to(old[name]))
         return new
 
@@ -105,15 +105,15 @@ def agreement_mask(
 
     Args:
         agreement: A in [0, 1], any shape; or the absolute sum of votes, integers in [0, total],
-            compared as such: 2 of 5 votes reach 0.4 whatever 2 / 5 is rounded to.
+            compared as integers: 2 of 5 votes reach 0.4 despite the rounding of 2 / 5.
         threshold: tau, from which a coordinate passes in full, in [0, 1].
-        total: Votes that were cast, where ``agreement`` is a sum of votes.
+        total: Number of votes cast, if ``agreement`` is a sum of votes.
         below: See `FedGMASettings`.
         compare: See `FedGMASettings`.
         variant: See `FedGMASettings`.
 
     Returns:
-        Factors of the shape of ``agreement``, float32 where it holds integers.
+        Factors of the shape of ``agreement``, float32 if it holds integers.
 
     Raises:
         SettingsError: For an unknown name.
@@ -159,7 +159,7 @@ def masked_update(
 # ------------------------------------------------------------------------------------ variants
 
 READINGS = {"below", "compare", "variant"}
-"""Settings of the mask besides its threshold."""
+"""Settings of the mask other than its threshold."""
 
 SHARES: dict[str | None, Share] = {"samples": image_count, "uniform": one_each}
 """Votes of a client on the sign, and its share in the mean."""
@@ -177,7 +177,7 @@ def _zero_below(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reference(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors that FedDG_Benchmark and PARDON have by mistake."""
+    """Return the factors that FedDG_Benchmark and PARDON use by mistake."""
     return 1 + a, torch.zeros_like(a)
 
 
@@ -191,16 +191,15 @@ TIE = 1e-6
 """Agreement this close to the threshold counts as equal: it is a ratio rounded in float32."""
 
 VOTE_TIE = 1e-9
-"""How far the product of a threshold and a number of votes may be from an integer and still count
-as one."""
+"""Largest distance from an integer at which threshold times number of votes counts as one."""
 
 
 def reaches(agreement: Tensor, needed: float, compare: Literal["ge", "gt"]) -> Tensor:
-    """Return where agreement passes, in spite of rounding: A >= tau, or A > tau for ``gt``.
+    """Return where agreement passes, despite rounding: A >= tau, or A > tau for ``gt``.
 
     Args:
         agreement: A in [0, 1], or votes as integers.
-        needed: The threshold, or the votes that it means.
+        needed: The threshold, or the number of votes that it corresponds to.
         compare: Whether agreement equal to it passes.
     """
     if agreement.is_floating_point():

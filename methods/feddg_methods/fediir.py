@@ -1,4 +1,4 @@
-"""FedIIR: bring the gradients of all clients' classifiers together."""
+"""FedIIR: align the gradients of all clients' classifiers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Gradient = dict[str, Tensor]
 
 
 class FedIIRSettings(MethodSettings):
-    """Strength of the penalty, how the mean gradient is formed, and the classifier."""
+    """Strength of the penalty, form of the mean gradient, and classifier."""
 
     labels: ClassVar[tuple[str, ...]] = ("mean", "head")
 
@@ -35,8 +35,8 @@ class FedIIRSettings(MethodSettings):
     """Divide by 1 - ema^t after t rounds. The authors' code does not: starting from zero, the mean
     reaches 14 % of a constant gradient after 3 rounds."""
     mean: Literal["batches", "clients"] = "batches"
-    """What the mean gradient averages: all batches, as in the authors' code, or the clients' means,
-    as in FedCCRL."""
+    """Terms of the mean gradient: all batches, as in the authors' code, or the clients' means, as
+    in FedCCRL."""
     head: Literal["linear", "mlp"] = "linear"
     """The classifier: linear as in every other method and in FedCCRL, or with a hidden layer of
     half the width, as in the authors' code for all but Rotated MNIST."""
@@ -86,10 +86,10 @@ class FedIIR(Method):
 
     def head_gradients(self, client: Client) -> dict[str, Any]:
         """Return the sum of the batches' gradients at the received weights, and their number."""
-        self.eval()  # statistics of batch normalisation stay as they are
+        self.eval()  # keeps the statistics of batch normalisation
         total: Gradient = {}
         count = 0
-        # An epoch of its own: no local epoch has the same order and augmentation.
+        # A separate epoch: no local epoch has the same order and augmentation.
         for images, labels in client.batches(train=True, epoch=client.train.local_epochs):
             with torch.no_grad(), client.fabric.autocast():
                 z = self.features(images)
@@ -109,7 +109,7 @@ class FedIIR(Method):
 
     def run_round(self, server: Server) -> None:
         s = self.settings
-        server.broadcast.pop("mean_gradient", None)  # of the last round: nobody needs it again
+        server.broadcast.pop("mean_gradient", None)  # of the last round, no longer needed
         if s.gamma:
             replies = server.ask(self.head_gradients)
             sums = ((reply.value["gradient"], reply.value["batches"]) for reply in replies)
@@ -166,7 +166,7 @@ def gradient_penalty(gradient: Gradient, mean: Gradient) -> Tensor:
 def mean_gradient(sums: Iterable[tuple[Gradient, int]], *, over: str = "batches") -> Gradient:
     """Return the mean of gradients, given each client's sum over batches and number of batches.
 
-    Streams: only the running sum and one client's are alive at a time.
+    Streams: only the running sum and one client's sum are in memory at a time.
 
     Args:
         sums: A sum of gradients and their number, 1 or more, for each client.

@@ -18,11 +18,11 @@ from feddg_bench.core.server import Server
 from feddg_methods.shared.round_updates import combine_updates
 
 SOFT = 1e-4
-"""What CAGrad adds under its roots and to a norm in a denominator."""
+"""Constant that CAGrad adds under its roots and to a norm in a denominator."""
 
 
 class FedOMGSettings(MethodSettings):
-    """How far the step may be from FedAvg's."""
+    """Search for the step around FedAvg's."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant",)
 
@@ -31,20 +31,20 @@ class FedOMGSettings(MethodSettings):
     authors' scripts. 0 is FedAvg, unless ``variant`` is ``reference``."""
     steps: int = Field(20, ge=0)
     """Steps of gradient descent in the search, 20 in the authors' code. For 20 clients with random
-    updates, 20 steps miss some 6 % of what the search can gain; 400 miss 0.5 %."""
+    updates, 20 steps miss about 6 % of the gain that the search can reach; 400 miss 0.5 %."""
     variant: Literal["paper", "reference"] = "paper"
-    """Which updates are matched: K p_k Delta_k, whose mean is FedAvg's, or p_k Delta_k as in the
+    """Updates that are matched: K p_k Delta_k, whose mean is FedAvg's, or p_k Delta_k as in the
     authors' code, all K times shorter."""
 
 
 class FedOMG(Method):
     """FedOMG (Nguyen et al., ICLR 2025, arXiv 2501.14653): CAGrad's rule on client updates.
 
-    Clients train as in FedAvg. With d_0 the mean update, the server looks in the ball of radius
-    kappa ||d_0|| around it for the step whose least inner product with any client's update is
-    largest, finds it by the dual problem (`conflict_averse_coefficients`), and divides it by
-    1 + kappa^2. The step size eta of the paper is ``federation.server_lr``; the authors' PACS
-    script sets 0.5. Running statistics are averaged.
+    Clients train as in FedAvg. With d_0 the mean update, the server finds the step in the ball of
+    radius kappa ||d_0|| around d_0 that maximises the smallest inner product with any client's
+    update, by the dual problem (`conflict_averse_coefficients`), and divides it by 1 + kappa^2. The
+    step size eta of the paper is ``federation.server_lr``; the authors' PACS script sets 0.5.
+    Running statistics are averaged.
     """
 
     Settings = FedOMGSettings
@@ -73,15 +73,15 @@ class FedOMG(Method):
 def conflict_averse_coefficients(
     gram: Tensor, *, kappa: float, steps: int = 20, lr: float = 25.0, momentum: float = 0.5
 ) -> Tensor:
-    """Return the coefficients of the step from which the worst-off update gains most.
+    """Return the coefficients of the step that maximises the gain of the worst-off update.
 
     The step is d = d_0 + c / ||d_u|| d_u, divided by 1 + kappa^2, where d_0 is the mean of the
     updates, c = kappa ||d_0||, and d_u = sum_k u_k d_k with the weights u in the simplex that
-    make <d_u, d_0> + c ||d_u|| least. The weights are the softmax of K numbers, which start at 0
-    and follow gradient descent with momentum; the best weights visited are used.
+    minimise <d_u, d_0> + c ||d_u||. The weights are the softmax of K numbers, which start at 0 and
+    follow gradient descent with momentum; the best weights visited are used.
 
-    Source: CAGrad (Liu et al., NeurIPS 2021, arXiv 2110.14048) as the code of FedOMG (Nguyen et
-    al., ICLR 2025, arXiv 2501.14653) has it: the updates are divided by their mean length, and
+    Source: CAGrad (Liu et al., NeurIPS 2021, arXiv 2110.14048) as in the code of FedOMG (Nguyen et
+    al., ICLR 2025, arXiv 2501.14653): the updates are divided by their mean length, and
     1e-4 is added under the roots, so that updates of 0 need no special case.
 
     Args:

@@ -19,14 +19,14 @@ class FedProxSettings(MethodSettings):
     mu: float = Field(0.01, ge=0)
     """Weight of the proximal term, mu in the paper; published values run from 0.001 to 1."""
     norm: Literal["squared", "l2"] = "squared"
-    """``l2`` is FedDG_Benchmark's reading: the norm of each tensor, not squared."""
+    """``l2`` is FedDG_Benchmark's form: the norm of each tensor, not squared."""
 
 
 class FedProx(Method):
     """FedProx (Li et al., MLSys 2020, arXiv 1812.06127, Algorithm 2 and Equation 2).
 
     Each client minimises its loss plus (mu / 2) ||theta - w||^2, with w the global parameters as
-    received. The server is FedAvg's. The logged loss leaves the proximal term out.
+    received. The server is FedAvg's. The logged loss excludes the proximal term.
     """
 
     Settings = FedProxSettings

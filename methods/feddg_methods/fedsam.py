@@ -1,4 +1,4 @@
-"""FedSAM: clients look for flat minima."""
+"""FedSAM: clients search for flat minima."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feddg_bench.core.method import Method
 
 
 class FedSAMSettings(MethodSettings):
-    """How far clients look around."""
+    """Size of the neighbourhood."""
 
     labels: ClassVar[tuple[str, ...]] = ("rho",)
 
@@ -30,9 +30,9 @@ class FedSAM(Method):
     """FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al., ECCV 2022).
 
     Each local step goes from theta along the gradient at theta + rho g / ||g||, where g is the
-    batch's gradient at theta over all parameters (SAM, Foret et al., ICLR 2021). Both gradients
-    are of the same batch and the same dropout masks. The statistics of batch normalisation and
-    the logged loss are those at theta. The server is FedAvg's.
+    batch's gradient at theta over all parameters (SAM, Foret et al., ICLR 2021). Both gradients use
+    the same batch and the same dropout masks. The statistics of batch normalisation and the logged
+    loss are those at theta. The server is FedAvg's.
     """
 
     Settings = FedSAMSettings
@@ -72,7 +72,7 @@ class FedSAM(Method):
                 loss = self.training_step(batch, index)
             loss.backward()
         with torch.no_grad():
-            torch._foreach_copy_(theta, values)  # subtracting epsilon would leave its rounding
+            torch._foreach_copy_(theta, values)  # subtracting epsilon would leave rounding errors
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the mixed-precision context of the client's Fabric or of the Trainer."""
@@ -90,7 +90,7 @@ def perturbation(gradient: list[Tensor], rho: float) -> list[Tensor]:
 
 @contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Let batch normalisation use the batch's statistics without keeping them."""
+    """Let batch normalisation use the batch's statistics without storing them."""
     layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     for layer in layers:
         layer.track_running_stats = False

@@ -1,4 +1,4 @@
-"""FedSR: a simple representation, small in norm and free of what the class does not explain."""
+"""FedSR: a simple representation, small in norm and with little information beyond the class."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MIN_STD = 1e-6
 
 
 class FedSRSettings(MethodSettings):
-    """Weights and readings of the regularisers, and how test images are predicted."""
+    """Weights and variants of the regularisers, and prediction of test images."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant", "test")
 
     variant: Literal["official", "bai", "pardon", "aggregated"] = "official"
     """``official``: the authors' code, the norm of z and a learned scale, reference at the client;
     ``bai``: FedDG_Benchmark's, the squared norm, no scale, reference means start at 1;
-    ``pardon``: the same, but the reference starts anew whenever a client is sampled;
+    ``pardon``: the same, but the reference is reset whenever a client is sampled;
     ``aggregated``: FedCCRL's, as ``official`` with reference and scale sent and averaged."""
     l2_weight: float = Field(0.01, ge=0)
     """a, the weight of the L2 regulariser: 0.01 in the authors' code, 0.001 in FedCCRL."""
@@ -48,9 +48,9 @@ class FedSR(Method):
     training draws one sample of it for each image. Clients minimise CE + a L2R + b CMI, where CMI
     is measured against a learned Gaussian of each class. The server is FedAvg's.
 
-    The layer that makes the features is twice as wide, 2 d_z: the backbone's projection where it
-    has one (2048 to 4096 for FedDG_Benchmark's ResNet-50), else a new linear layer on its D pooled
-    features, with d_z = D. The Gaussians of classes that a client lacks get no gradient.
+    The feature layer is twice as wide, 2 d_z: the backbone's projection if it has one (2048 to 4096
+    for FedDG_Benchmark's ResNet-50), else a new linear layer on its D pooled features,
+    with d_z = D. The Gaussians of classes that a client lacks get no gradient.
     """
 
     group = "alignment"
@@ -81,7 +81,7 @@ class FedSR(Method):
         if self.variant.averaged:
             self.local = ()  # type: ignore[misc] # this variant sends it
         if s.test == "samples":
-            # Drawn once: predictions depend neither on what else is in a batch nor on the worker.
+            # Drawn once: predictions depend neither on the rest of the batch nor on the worker.
             self.register_buffer("test_noise", torch.randn(s.test_samples, d_z))
 
     def distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ def conditional_mutual_information(
     *,
     scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """Bound the information about its image that a feature holds beyond the class: CMI.
+    """Bound the information that a feature holds about its image beyond the class: CMI.
 
     The mean over images of KL(N(C mu_z, (C sigma_z)^2) || N(r_mu[y], r_sigma[y]^2)).
 
@@ -186,13 +186,13 @@ def conditional_mutual_information(
 
 
 class Choices(NamedTuple):
-    """Readings of published code.
+    """Variants of published code.
 
     Attributes:
         squared: Whether L2R is the squared norm.
         scaled: Whether the scale C is learned; else it is 1.
-        start: Where the reference's means start.
-        anew: Whether they start anew, at 1, in each of a client's tasks.
+        start: Initial value of the reference's means.
+        anew: Whether the reference is reset to 1 in each of a client's tasks.
         averaged: Whether reference and scale are sent and averaged.
     """
 
@@ -209,7 +209,7 @@ VARIANTS = {
     "pardon": Choices(squared=True, scaled=False, start=1.0, anew=True),
     "aggregated": Choices(averaged=True),
 }
-"""The authors' code, and those of FedDG_Benchmark, PARDON and FedCCRL."""
+"""The code of the authors, FedDG_Benchmark, PARDON and FedCCRL."""
 
 
 DEVIATIONS = (

@@ -1,4 +1,4 @@
-"""Fish: make the gradients of the domains agree, by steps through one domain after the other."""
+"""Fish: make the gradients of the domains agree, by steps on one domain after another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fish(DomainBatches):
     theta + epsilon (theta~ - theta). To first order it follows the mean gradient and the gradient
     of the inner products between the domains' gradients. The server is FedAvg's.
 
-    Domains are those of one client. Where a batch has one domain, the inner loop is one step, so a
+    Domains are those of one client. If a batch has one domain, the inner loop is one step, so a
     client with one domain trains as in FedAvg, with steps epsilon times as long.
     """
 

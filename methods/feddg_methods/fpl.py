@@ -22,7 +22,7 @@ from feddg_methods.shared.passes import widened
 
 
 class FPLSettings(MethodSettings):
-    """Temperature, divisor, and readings of published code."""
+    """Temperature, divisor, and variants of published code."""
 
     labels: ClassVar[tuple[str, ...]] = ("divide_by", "pardon_bugs")
 
@@ -32,21 +32,22 @@ class FPLSettings(MethodSettings):
     """Divisor of the summed loss: images whose class has prototypes (PARDON's code), or all of the
     batch (the authors' code), which weakens the loss where classes are missing."""
     pardon_bugs: bool = False
-    """PARDON's copy: no contrast for the class stored first, which changes from round to round,
-    and only the first prototype of every other class among the negatives."""
+    """As in PARDON's copy: no contrast for the class stored first, which changes from round to
+    round, and only the first prototype of every other class among the negatives."""
     keep_absent: int = Field(0, ge=0)
-    """Rounds that prototypes stay while no sampled client holds their class; 0 in both codes."""
+    """Rounds that prototypes are kept while no sampled client holds their class; 0 in both
+    codes."""
 
 
 class FPL(Method):
     """FPL (Huang et al., CVPR 2023, "Rethinking federated learning with domain shift").
 
-    In its last local epoch client k takes the mean feature p_k^c of each of its classes. For each
-    class the server clusters these by FINCH (cosine, last partition); the means of the clusters
-    are the cluster prototypes P_c, and their mean is the unbiased prototype u_c. In the next round
-    clients learn from L = L_CE + the contrast of z with P_c + the mean square of z - u_c, in round
-    1 from L_CE alone. The table of prototypes is replaced each round, also where a class is absent;
-    a skipped round leaves it. The server averages models as FedAvg does.
+    In its last local epoch client k computes the mean feature p_k^c of each of its classes. For
+    each class the server clusters these by FINCH (cosine, last partition); the means of the
+    clusters are the cluster prototypes P_c, and their mean is the unbiased prototype u_c. In the
+    next round clients minimise L = L_CE + the contrast of z with P_c + the mean square of z - u_c;
+    in round 1, L_CE alone. The table of prototypes is replaced each round, even if a class is
+    absent; a skipped round leaves it unchanged. The server averages models as FedAvg does.
     """
 
     Settings = FPLSettings
@@ -77,7 +78,7 @@ class FPL(Method):
         return LocalUpdate(update.weights, {"prototypes": prototypes, "classes": classes})
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
-        # Started anew in every epoch, so that the sums of the last one remain.
+        # Reset in every epoch, so that the sums of the last one remain.
         self.sums = ClassSums(self.num_classes, self.num_features, self.device)
         return super().batches(client, epoch)
 
@@ -97,7 +98,7 @@ class FPL(Method):
     # ------------------------------------------------------------------ server half
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
-        prototypes: dict[str, list[Tensor]] = {}  # by class, in the order in which classes arrive
+        prototypes: dict[str, list[Tensor]] = {}  # by class, in order of arrival
 
         def note(reply: Reply[LocalUpdate]) -> None:
             extra = reply.value.extra
@@ -116,12 +117,12 @@ class FPL(Method):
 
 
 class ClassSums:
-    """Running sums of features by class: all that a client needs to make its prototypes.
+    """Running sums of features by class, from which a client computes its prototypes.
 
     Args:
         num_classes: C.
         num_features: D.
-        device: Where features will be.
+        device: Device of the features.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class ClassSums:
 def cluster_prototypes(prototypes: Tensor) -> Tensor:
     """Cluster the n clients' prototypes [n, D] of one class; return the clusters' means [J, D].
 
-    FINCH by cosine distance, last partition; every client counts once, however many images it has.
+    FINCH by cosine distance, last partition; all clients have equal weight.
     """
     points = prototypes.to("cpu", torch.float64)
     labels = finch_gram(points @ points.T)[-1]
@@ -165,12 +166,12 @@ def prototype_loss(
     temperature: float,
     divide_by: Literal["matched", "batch"] = "matched",
 ) -> Tensor:
-    """Pull features to the cluster prototypes of their class and to the mean of these.
+    """Pull features to the cluster prototypes of their class and to the mean of the prototypes.
 
     The mean over images of -log(sum_own e^s / (sum_own e^s + sum_others e^s)) + ||z - u_c||^2 / D,
     with s the cosine similarity of z with a prototype over tau, and u_c the mean of the prototypes
     P_c of the image's class. Prototypes are constants. Images whose class has no prototype do not
-    count; without any, the loss is 0 and still part of the graph.
+    count; if no image counts, the loss is 0 and still part of the graph.
 
     Args:
         z: Features, [B, D].
@@ -215,7 +216,7 @@ def prototype_loss_by(
     with torch.autocast(z.device.type, enabled=False):
         cosine = F.normalize(z, dim=1, eps=1e-12) @ F.normalize(table, dim=1, eps=1e-12).T
     s = cosine / temperature
-    # -log(p / (p + q)) from log p - log q: exact where p is all but certain, and never negative.
+    # -log(p / (p + q)) from log p - log q: exact where q is far below p, and never negative.
     contrast = -F.logsigmoid(_masked_logsumexp(s, own) - _masked_logsumexp(s, others))
     contrast = contrast.masked_fill(left_out, 0)
     spread = (z - u[hit.int().argmax(dim=1)]).square().mean(dim=1)
@@ -239,9 +240,9 @@ def _pardon(own: Tensor, rank: Tensor, hit: Tensor) -> tuple[Tensor, Tensor]:
 
 
 CONTRASTS = {False: _paper, True: _pardon}
-"""Negatives [B, M] of images, and images without contrast [B], with and without `pardon_bugs`.
+"""Rules for negatives [B, M] and images without contrast [B], without and with `pardon_bugs`.
 
-They follow from prototypes of the image's class [B, M], their numbers inside a class [M] and the
+Arguments: prototypes of the image's class [B, M], prototype numbers within a class [M] and the
 image's class [B, classes].
 """
 

@@ -1,7 +1,7 @@
-"""The methods' formulas as plain functions, under their bare names.
+"""The methods' formulas as plain functions, importable by name.
 
 Every function takes and returns plain tensors, keeps no state and draws random numbers only from
-the generator it is given. Each lives in its method's file and is imported when it is asked for:
+the generator it is given. Each is defined in its method's file and imported on first access:
 
     from feddg_methods.functional import align, finch
 """

@@ -12,8 +12,8 @@ class GroupDRO(DomainWeighted):
 
     The server keeps weights q of the source domains and multiplies each by exp(eta_q L_g) after
     every round, L_g being the loss of the received model on domain g; clients minimise
-    sum_g q_g L_g. `DomainWeighted` describes the messages: S losses and S shares of images beside
-    the weights. A client with one domain acts by its weight in the server's mean.
+    sum_g q_g L_g. `DomainWeighted` describes the messages: S losses and S image shares in addition
+    to the weights. If a client has one domain, q acts by its weight in the server's mean.
     """
 
     group = "aggregation"

@@ -25,11 +25,11 @@ class IRM(DomainBatches):
     Each client minimises sum_e n_e/B (R^e + lambda ||grad_{w | w = 1} R^e(w Phi)||^2) over the
     environments e of a batch of B images: its domains, n_e images each. w multiplies the logits.
     The squared norm is estimated without bias, as the product of the gradients on the two halves of
-    the n_e images, so it may be negative; a domain with one image in the batch has no penalty.
+    the n_e images, so it can be negative; a domain with one image in the batch has no penalty.
 
-    The penalty of a domain needs no other domain. It is a sum over environments, which FedAvg's
-    mean over clients spreads over clients, so a client with one domain contributes its own term.
-    Between two rounds, though, each client moves towards the optimum of its own domains.
+    The penalty of a domain needs no other domain. The total is a sum over environments, which
+    FedAvg's mean distributes over clients, so a client with one domain contributes its own term.
+    Between two rounds, however, each client moves towards the optimum of its own domains.
     """
 
     group = "alignment"

@@ -14,7 +14,7 @@ from feddg_methods.shared.domains import DomainBatches, parted
 
 
 class MixupSettings(MethodSettings):
-    """How strongly images are mixed."""
+    """Strength of the mixing."""
 
     labels: ClassVar[tuple[str, ...]] = ("alpha",)
 
@@ -26,13 +26,13 @@ class MixupSettings(MethodSettings):
 class Mixup(DomainBatches):
     """Mixup between domains (Zhang et al., ICLR 2018, arXiv 1710.09412; Xu et al., AAAI 2020).
 
-    Each image x_i of a batch meets an image x_j of another domain, chosen at random from the batch.
-    The client minimises lambda loss(f(x), y_i) + (1 - lambda) loss(f(x), y_j) at
+    Each image x_i of a batch is paired with a random image x_j of another domain in the batch. The
+    client minimises lambda loss(f(x), y_i) + (1 - lambda) loss(f(x), y_j) at
     x = lambda x_i + (1 - lambda) x_j, with one lambda ~ Beta(alpha, alpha) for each batch. The
     server is FedAvg's.
 
-    Partners come from the client's own images. Where a batch has one domain, they come from this
-    domain, which is Mixup as in its paper.
+    Partners come from the client's own images. If a batch has one domain, they come from this
+    domain, as in the Mixup paper.
     """
 
     group = "local training"
@@ -60,7 +60,7 @@ class Mixup(DomainBatches):
 
 
 def partners(domains: Tensor, draws: Tensor) -> Tensor:
-    """Return for each image a random image of another domain; of any, if there is no other.
+    """Return a random image of another domain for each image; of any domain if there is no other.
 
     Args:
         domains: Domain ids [B].

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddg_methods.shared.alignment import AlignmentSettings, PairwiseAligned
 
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
-"""Inverse widths of the kernels, those of DomainBed."""
+"""Inverse widths of the kernels, as in DomainBed."""
 
 
 class MMDSettings(AlignmentSettings):
@@ -24,8 +24,8 @@ class MMD(PairwiseAligned):
     """Alignment by maximum mean discrepancy (Li et al., CVPR 2018; Gretton et al., JMLR 2012).
 
     MMD^2 = mean k(x, x') + mean k(y, y') - 2 mean k(x, y) for the features x and y of two domains,
-    with k the sum of seven Gaussian kernels. `PairwiseAligned` says which domains of a client are
-    compared. The server is FedAvg's.
+    with k the sum of seven Gaussian kernels. `PairwiseAligned` defines which domains of a client
+    are compared. The server is FedAvg's.
     """
 
     title = "MMD"

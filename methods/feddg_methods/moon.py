@@ -35,7 +35,7 @@ class MoonSettings(MethodSettings):
     the same network."""
     first_visit: Literal["received", "initial"] = "received"
     """Previous model of a client that never trained: ``received``, the global model that it
-    receives, so that it has no contrast; ``initial``, the global model before round 1."""
+    receives, so that there is no contrast; ``initial``, the global model before round 1."""
 
 
 class Moon(Method):
@@ -44,12 +44,12 @@ class Moon(Method):
     Each client minimises its loss plus mu times the contrast of its representation z with z_glob,
     that of the model received, and z_prev, that of its own model after its last task. Both are
     frozen and in evaluation mode. The server is FedAvg's. A client that never trained has no
-    previous model (``first_visit``). By default the model received stands in for it: the contrast
-    is then log 2 and has no gradient. So it is in round 1 with the initial model.
+    previous model (``first_visit``). By default the received model replaces it: the contrast is
+    then log 2 and has no gradient. In round 1 this also holds with the initial model.
 
     Memory: every client keeps its last model except the classifier, so that a simulation of N
     clients holds up to N x |w| in memory and in each checkpoint: 9.4 GB for 100 times ResNet-50. A
-    step costs two more forward passes.
+    step needs two more forward passes.
     """
 
     Settings = MoonSettings
@@ -87,13 +87,13 @@ class Moon(Method):
             for name, tensor in self.state.tensors.items()
             if name.startswith(("backbone.", "head.")) and tensor.is_floating_point()
         }
-        # Private state is in neither message: it is now as it was when the client last trained.
+        # Private state is in neither message: it is unchanged since the client last trained.
         self.received = {name: tensor.clone() for name, tensor in now.items()}
         sent = [name for name in self.federated if name in now]
         initial = self.initial if client.round > 1 else {}  # in round 1 it is the model received
         previous: Mapping[str, Tensor] = client.memory.get("previous", initial)
         self.previous = {
-            # memory that crossed processes has lost its layout, on which the last bits depend
+            # memory from another process has lost its layout, which affects rounding
             name: torch.empty_like(now[name]).copy_(previous[name])
             for name in (sent if previous else ())
         }

@@ -1,4 +1,4 @@
-"""PARDON: every client also learns in the one style that interpolates all clients' styles."""
+"""PARDON: clients also train on images restyled to one interpolation of all clients' styles."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": _PAPER,
     "fisc": _PAPER,
 }
-"""The defaults below that each preset changes: as in the authors' code, in the style files that go
-with it, in the paper, and in its earlier version FISC, which reads the same."""
+"""Defaults below that each preset changes: as in the authors' code, in the style files shipped with
+it, in the paper, and in its earlier version FISC, which says the same."""
 
 
 DISTANCE_EPS = 1e-7
@@ -48,11 +48,11 @@ DISTANCE_EPS = 1e-7
 
 
 Preset = Literal["released", "paper", "artefact"]
-"""Readings of the server's style."""
+"""Variants of the server's style."""
 
 
 class PardonSettings(PerturbationSettings, StyleSettings):
-    """Readings, loss weights and ablations; defaults are the released code's, for PACS."""
+    """Variants, loss weights and ablations; the defaults are the released code's, for PACS."""
 
     labels: ClassVar[tuple[str, ...]] = ("preset", "style", "transfer", "ablation")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
@@ -60,7 +60,8 @@ class PardonSettings(PerturbationSettings, StyleSettings):
     preset: Literal["released", "paper", "artefact", "fisc"] = "released"
     """Sets the defaults of the settings below; each can still be set individually."""
     client_sigma: Literal["mixture", "mean"] = "mixture"
-    """Deviation in a client's style: of the mixture of its clusters, or the mean of theirs."""
+    """Deviation in a client's style: of the mixture of its clusters, or the clusters' mean
+    deviation."""
     server_style: Literal["released", "artefact"] = "released"
     """Cosine FINCH and means inside clusters, or Euclidean FINCH and medians."""
     median: Literal["lower", "average"] = "lower"
@@ -70,7 +71,7 @@ class PardonSettings(PerturbationSettings, StyleSettings):
     strength: float = Field(0.5, ge=0, le=1)
     """alpha of the transfer; 0.5 in the code, absent (1) in the paper's formula."""
     transfer: Literal["online", "cached"] = "online"
-    """Transfer each augmented batch, or the stored images once and augment both alike."""
+    """Transfer each augmented batch, or the stored images once; copies share the augmentation."""
     negatives: Literal["random_one", "set_mean", "hardest"] = "random_one"
     """Negatives of an anchor: one at random, all (the mean of their losses), or the nearest."""
     margin: float = Field(0.3, ge=0)
@@ -89,7 +90,7 @@ class Pardon(Method):
     """PARDON (Nguyen et al., ICDCS 2025, arXiv 2410.22622); FISC is its earlier version.
 
     Before round 1 every client sends one style S_k, and the server answers with their
-    interpolation S_g. In each batch the client restyles its images to S_g and learns from
+    interpolation S_g. In each batch the client restyles its images to S_g and minimises
     L = L_CE + gamma 1 L_con + gamma 2 L_reg. In each round the server is FedAvg's.
     """
 
@@ -123,7 +124,7 @@ class Pardon(Method):
 
     @torch.no_grad()
     def local_style(self, client: Client) -> dict[str, Tensor]:
-        """Return the client's style S_k, [2, C]; each cluster of its images counts once."""
+        """Return the client's style S_k, [2, C]; all clusters of its images have equal weight."""
 
         def maps() -> Iterator[Tensor]:
             for images, _ in client.batches(train=False, augment=self.settings.style_augment):
@@ -136,9 +137,9 @@ class Pardon(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         s = self.settings
         images, labels = batch
-        if images.dim() == 5:  # [2, B, 3, H, W]: the second half was made beforehand
+        if images.dim() == 5:  # [2, B, 3, H, W]: the second half was precomputed
             images, styled = images.unbind(0)
-        elif self.alone:  # nobody gave it a style
+        elif self.alone:  # no client task, so no style
             return super().training_step(batch, batch_idx)
         else:
             styled = self.restyle(images)
@@ -194,7 +195,7 @@ def cluster_style(maps: Tensor, labels: Tensor, *, sigma: Sigma = "mixture") -> 
     """Return a client's style S_k [2, C] from its maps [N, C, H, W] and their clusters [N].
 
     mu_k = mean_j mu(C_j), and sigma_k that of the clusters' mixture or mean_j sigma(C_j): clusters
-    C_j count equally, however many images they hold; see `style_from_moments`.
+    C_j have equal weight, whatever their size; see `style_from_moments`.
     """
     return style_from_moments(image_moments(maps), labels, sigma=sigma)
 
@@ -217,11 +218,11 @@ def server_style(styles: Tensor, settings: PardonSettings) -> Tensor:
 def interpolation_style(styles: Tensor, *, preset: Preset = "released") -> Tensor:
     """Return S_g, the style that the server broadcasts: the median of FINCH's finest clusters.
 
-    S_g = median_j mu(C_j), every coordinate by itself, so that mean and std may come from different
+    S_g = median_j mu(C_j), each coordinate separately, so that mean and std can come from different
     clusters; over an even number of clusters the lower of the middle two.
 
     Args:
-        styles: S_k of the clients [K, 2, C], K >= 1; not weighted.
+        styles: S_k of the clients [K, 2, C], K >= 1; unweighted.
         preset: See `cluster_centres`.
 
     Returns:
@@ -247,7 +248,7 @@ def cluster_centres(styles: Tensor, preset: Preset = "released") -> Tensor:
 
 
 def artefact_centres(rows: Tensor) -> list[Tensor]:
-    """Return Euclidean FINCH and medians, which reproduce the files shipped with PARDON's code.
+    """Return Euclidean FINCH's medians, which reproduce the files shipped with PARDON's code.
 
     A median of an even number is the average of the middle two.
     """
@@ -261,7 +262,7 @@ def clusters(rows: Tensor, distance: Literal["cosine", "euclidean"]) -> list[Ten
 
 
 def median_of(rows: Tensor, middle: Literal["lower", "average"]) -> Tensor:
-    """Return the median over the first axis; ``middle`` settles an even number of rows."""
+    """Return the median over the first axis; ``middle`` applies to an even number of rows."""
     ordered = rows.sort(0).values  # torch.median has no deterministic algorithm on a GPU
     lower = ordered[(len(rows) - 1) // 2]
     return lower if middle == "lower" else (lower + ordered[len(rows) // 2]) / 2
@@ -278,8 +279,8 @@ def gram_and_moments(
 
     Args:
         encode_batches: Returns maps [B, C, H, W] batch by batch, the same at every call.
-        budget_bytes: Most bytes of maps to hold, at 8 bytes a number; at least one batch is held,
-            besides the one that is being multiplied.
+        budget_bytes: Maximum bytes of maps to hold, at 8 bytes per number; at least one batch is
+            held, in addition to the one being multiplied.
 
     Returns:
         The Gram matrix [N, N] of the flattened maps and `image_moments` [N, 2, C], both float64
@@ -345,7 +346,7 @@ def triplet_loss(
         z_styled: Features of the same images after style transfer, [B, D].
         labels: Class ids, [B].
         margin: Distance by which a negative must be farther than the positive, 0 or more.
-        negatives: Which negatives an anchor meets.
+        negatives: Choice of an anchor's negatives.
         generator: Draws the negatives of ``random_one``.
 
     Returns:
@@ -374,7 +375,7 @@ def feature_penalty(
     Args:
         z: Features of original images, [B, D].
         z_styled: Features of the same images after style transfer, [B, D].
-        reduction: What the sum of squares is divided by.
+        reduction: Divisor of the sum of squares.
 
     Returns:
         A scalar, 0 or more.
@@ -408,7 +409,7 @@ def _random_one(
 
 
 def _every(anchors: Tensor, styled: Tensor, differs: Tensor, margin: float) -> Tensor:
-    """Return the hinges [B, B] of each anchor with every image; 0 where it is no negative."""
+    """Return the hinges [B, B] of each anchor with every image; 0 where it is not a negative."""
     near, far = _distance(anchors, styled), _distance(anchors[:, None], styled)
     return F.relu(near[:, None] - far + margin) * differs
 
@@ -437,11 +438,11 @@ NEGATIVES = {"random_one": _random_one, "set_mean": _set_mean, "hardest": _harde
 def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
     """Draw one index for each anchor, uniformly among the examples of other classes.
 
-    The generator advances by one number an anchor, whatever the labels are.
+    The generator advances by one number per anchor, regardless of the labels.
 
     Args:
         labels: Class ids, [B].
-        generator: Source of randomness, usually on the CPU whatever device the labels are on.
+        generator: Source of randomness, usually on the CPU, regardless of the labels' device.
 
     Returns:
         Indices [B], int64; meaningless in a batch of one class.
@@ -450,7 +451,7 @@ def random_negatives(labels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def drawn_negatives(differs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return `random_negatives` from which examples differ in class, bool [B, B]."""
+    """Return `random_negatives`, given the mask of examples that differ in class, bool [B, B]."""
     uniform = torch.rand(
         len(differs), dtype=torch.float64, generator=generator, device=generator.device
     )

@@ -1,4 +1,4 @@
-"""PCGrad: remove from each update what conflicts with another."""
+"""PCGrad: remove from each update the components that conflict with other updates."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ NO_DIRECTION = 1e-30
 
 
 class PCGradSettings(MethodSettings):
-    """How projected updates are combined."""
+    """Combination and order of the projected updates."""
 
     labels: ClassVar[tuple[str, ...]] = ("reduction",)
 
     reduction: Literal["mean", "sum"] = "mean"
     """Mean of the projected updates, or their sum as in the paper: K times as long."""
     order: Literal["random", "ascending"] = "random"
-    """Order in which an update meets the others: one permutation a round, or by name."""
+    """Order of an update's comparisons with the others: one permutation per round, or by name."""
 
 
 class PCGrad(Method):
     """PCGrad (Yu et al., NeurIPS 2020, arXiv 2001.06782, Algorithm 1) on client updates.
 
-    The paper is about the gradients of tasks; as a federated rule it is the baseline of domain
-    generalisation papers such as PPDG's. Clients train as in FedAvg. Each update h_i, at first
-    Delta_i, meets the original Delta_j of the others in turn; where their inner product is
-    negative, h_i <- h_i - <h_i, Delta_j> / ||Delta_j||^2 Delta_j. Clients count equally.
+    The paper combines the gradients of tasks; as a federated rule, it is a baseline in domain
+    generalisation papers such as PPDG's. Clients train as in FedAvg. Each update h_i, initially
+    Delta_i, is compared with the original Delta_j of the others in turn; where their inner product
+    is negative, h_i <- h_i - <h_i, Delta_j> / ||Delta_j||^2 Delta_j. Clients have equal weight.
     Running statistics are averaged.
     """
 
@@ -70,9 +70,9 @@ def project_conflicts(
     order: Sequence[int] | Tensor | None = None,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Return the mean of updates from which conflicts with others are projected off.
+    """Return the mean of the updates after projecting off conflicts with others.
 
-    Each update h_i meets all original others in order; where <h_i, Delta_j> < 0,
+    Each update h_i is compared with all other original updates in order; where <h_i, Delta_j> < 0,
     h_i <- h_i - <h_i, Delta_j> / ||Delta_j||^2 Delta_j. The paper sums the h_i; a server step of
     the sum is K times too long, hence the mean.
 
@@ -85,7 +85,7 @@ def project_conflicts(
         Update, [P].
 
     Raises:
-        SettingsError: If ``reduction`` is unknown or ``order`` is no permutation.
+        SettingsError: If ``reduction`` is unknown or ``order`` is not a permutation.
     """
     rows = project_coefficients(gram_matrix(deltas), order=order)
     return reduced(rows, reduction).to(deltas) @ deltas
@@ -102,14 +102,14 @@ def project_coefficients(gram: Tensor, *, order: Sequence[int] | Tensor | None =
         [K, K], float64, on the CPU; row i holds the projected update of client i.
 
     Raises:
-        SettingsError: If ``order`` is no permutation.
+        SettingsError: If ``order`` is not a permutation.
     """
     products = gram.detach().double().cpu().numpy()
     h = np.eye(len(products))
     for j in permutation(order, len(products)):
         if products[j, j] >= NO_DIRECTION:
             conflict = np.minimum(h @ products[:, j], 0)
-            conflict[j] = 0  # nothing is projected off itself
+            conflict[j] = 0  # no update is projected off itself
             h[:, j] -= conflict / products[j, j]
     return torch.from_numpy(h)
 

@@ -30,7 +30,7 @@ Reading = Literal["running", "algorithm1", "eq5", "pcgrad_style"]
 
 
 class PPDGSettings(MethodSettings):
-    """Strength and reading of the alignment."""
+    """Strength and variant of the alignment."""
 
     labels: ClassVar[tuple[str, ...]] = ("reading", "only_conflicts", "granularity")
 
@@ -40,14 +40,14 @@ class PPDGSettings(MethodSettings):
     ``weights``."""
     reading: Reading = "running"
     """``running``: both updates as modified so far, as in the proof (Eq. 9, 10). ``algorithm1``:
-    line 6 as printed, each step starts from the original. ``eq5``: originals only, so the last
+    line 6 as printed, each step starts from the original. ``eq5``: originals only, so only the last
     conflict counts. ``pcgrad_style``: the modified update against the others' originals."""
     only_conflicts: bool = True
     """False aligns all pairs (the ablation of Table 6)."""
     order: Literal["random", "ascending"] = "random"
-    """Order in which clients are visited: one permutation a round (Algorithm 1), or by name."""
+    """Order in which clients are visited: one permutation per round (Algorithm 1), or by name."""
     granularity: Literal["model", "tensor"] = "model"
-    """Whether two updates conflict as whole vectors, or in each parameter tensor by itself."""
+    """Conflicts of updates as whole vectors, or in each parameter tensor separately."""
     weights: Literal["uniform", "samples"] = "uniform"
     """Aligned updates count equally (Algorithm 1, line 10) or by image counts (Eq. 1)."""
 
@@ -56,7 +56,7 @@ class PPDG(Method):
     """PPDG (Tian et al., TKDE 2024, arXiv 2105.08511, Algorithm 1 and Equations 5 to 10).
 
     Clients train as in FedAvg. The server visits their updates Delta_i in random order; where
-    the inner product of h_i, at first Delta_i, with another h_j is negative,
+    the inner product of h_i, initially Delta_i, with another h_j is negative,
     h_i <- h_i - 2 lambda (h_i - h_j). The global parameters move by the mean of the h_i. Running
     statistics are averaged. The paper's lambda by data set:
 
@@ -109,21 +109,21 @@ def align(
     order: Sequence[int] | Tensor | None = None,
     only_conflicts: bool = True,
 ) -> Tensor:
-    """Return the mean of updates that were moved towards those they conflict with.
+    """Return the mean of the updates after moving them towards those that they conflict with.
 
-    Clients i are visited in order; each meets all others j in the same order, and where
+    Clients i are visited in order; each is compared with all others j in the same order, and where
     <h_i, h_j> < 0, h_i <- h_i - 2 lambda (h_i - h_j).
 
-    The paper's Algorithm 1, Eq. 5 and its proof (Eq. 9, 10) say different things. ``running`` works
+    The paper's Algorithm 1, Eq. 5 and its proof (Eq. 9, 10) give different rules. ``running`` works
     on the copies modified so far: the only reading that agrees with the proof for two clients and
     stays a convex combination of the inputs for more. ``algorithm1`` (line 6 as printed) starts
-    each step from the original, ``eq5`` uses originals only, so that the last conflict counts, and
-    ``pcgrad_style`` compares with the others' originals.
+    each step from the original, ``eq5`` uses originals only, so that only the last conflict counts,
+    and ``pcgrad_style`` compares with the others' originals.
 
     Args:
         deltas: Updates Delta_k, [K, P].
         strength: lambda, in [0, 0.5).
-        reading: Which formula.
+        reading: Formula to use.
         order: Permutation of the clients, [K]; ascending if not given.
         only_conflicts: False aligns all pairs (the paper's ablation).
 
@@ -131,7 +131,7 @@ def align(
         Update, [P].
 
     Raises:
-        SettingsError: If the reading is unknown, the strength out of range or ``order`` no
+        SettingsError: If the reading is unknown, the strength is out of range or ``order`` is not a
             permutation.
     """
     rows = align_coefficients(
@@ -157,7 +157,7 @@ def align_coefficients(
     Args:
         gram: Inner products of the updates, [K, K].
         strength: lambda, in [0, 0.5).
-        reading: Which formula.
+        reading: Formula to use.
         order: Permutation of the clients, [K]; ascending if not given.
         only_conflicts: False aligns all pairs.
 
@@ -175,7 +175,7 @@ def align_coefficients(
     products = gram.detach().double().cpu().numpy()
     delta = np.eye(len(products))
     h = delta.copy()
-    # Where a step starts, and which two updates it compares.
+    # Start of a step, and the two updates that it compares.
     readings = {
         "running": (h, h, h),
         "algorithm1": (delta, h, h),

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates remove from a client's gradients the drift towards its own data."""
+"""SCAFFOLD: control variates correct a client's gradients for the drift towards its own data."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from feddg_bench.core.server import Server
 class Scaffold(Method):
     """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv 1910.06378, Algorithm 1, option II).
 
-    The server keeps a control variate c, every client its own c_k, both 0 at first and of the
+    The server keeps a control variate c, every client its own c_k, both initially 0 and in the
     shape of the trainable parameters. Clients add c - c_k to each gradient, before momentum and
-    weight decay; after tau steps of rates lr, a client that went from w to theta sets
+    weight decay; after tau steps with learning rates lr, a client that moved from w to theta sets
     c_k+ = c_k - c + (w - theta) / sum(lr) and sends its weights and c_k+ - c_k: twice FedAvg's
-    message, both ways. The server steps as FedAvg does, and moves c by the sum of these changes
-    times the clients' shares among all N. The logged loss is that of the model alone.
+    message in both directions. The server steps as FedAvg does, and moves c by the sum of these
+    changes times the clients' shares among all N. The logged loss is that of the model alone.
 
-    Shares follow ``federation.weighting`` for w and c alike: ``uniform`` is the paper's, where c
+    Shares follow ``federation.weighting`` for both w and c: ``uniform`` is the paper's, where c
     moves by K/N times the mean change. With ``samples`` c stays the mean of all c_k weighted by
     images, so that drifts cancel in the mean of the models, which has the same weights.
 
-    It needs SGD: the length of a step must tell what the gradient was. The paper has no momentum.
-    With momentum m a gradient moves the model again in later steps, and (w - theta) / (tau lr)
-    would be up to 1 / (1 - m) gradients long, so that controls diverge; we divide by the sum of
-    the weights with which gradients entered theta, tau lr if m = 0.
+    It needs SGD: the length of a step must determine the gradient. The paper has no momentum. With
+    momentum m a gradient also moves the model in later steps, and (w - theta) / (tau lr) would be
+    up to 1 / (1 - m) times the gradient, so that controls diverge; we divide by the sum of the
+    weights with which gradients entered theta, tau lr if m = 0.
 
-    A client's control costs one more model in its memory from its first round on.
+    From its first round on, a client's control takes one more model in its memory.
     """
 
     group = "local training"
@@ -66,7 +66,7 @@ class Scaffold(Method):
     # ------------------------------------------------------------------------ client half
 
     def count(self, client: Client) -> Payload:
-        """Return nothing: the reply itself says how many images the client has."""
+        """Return nothing: the reply itself holds the client's image count."""
         return {}
 
     def fit(self, client: Client) -> LocalUpdate:

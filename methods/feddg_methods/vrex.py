@@ -24,8 +24,8 @@ class VREx(DomainBatches):
     the mean loss of the domain's images, p_e = n_e/B their share of the batch and Var the variance
     weighted by p_e. The server is FedAvg's.
 
-    The variance is that between domains of one client: a client whose batch has one domain has no
-    penalty, and with one domain for each client the method is FedAvg. With pooled data
+    The variance is taken between the domains of one client: a client whose batch has one domain has
+    no penalty, and with one domain for each client the method is FedAvg. With pooled data
     (``partition.kind=pooled``) it is the paper's.
     """
 

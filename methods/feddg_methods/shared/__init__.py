@@ -1,1 +1,1 @@
-"""Named pieces that several methods share: mathematics without state."""
+"""Building blocks shared by several methods: mathematics without state."""

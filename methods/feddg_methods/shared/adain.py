@@ -1,8 +1,8 @@
-"""Channel styles: their statistics, their clusters and the transfer by AdaIN.
+"""Channel styles: statistics, clusters and transfer by AdaIN.
 
 A style is a tensor [2, C] in float32: the mean and the standard deviation of each channel. AdaIN is
-Huang and Belongie, ICCV 2017; the client and server styles are PARDON's (Nguyen et al., ICDCS 2025)
-and those of its earlier version FISC.
+by Huang and Belongie, ICCV 2017; the client and server styles are those of PARDON (Nguyen et al.,
+ICDCS 2025) and its earlier version FISC.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Sigma = Literal["mixture", "mean"]
 
 
 def image_styles(maps: Tensor) -> Tensor:
-    """Return the style of every image by itself, as AdaIN measures content.
+    """Return the style of each image, as AdaIN measures content.
 
     Args:
         maps: [B, C, H, W]; half precision is measured in float32.
 
     Returns:
         [B, 2, C]: mean and sqrt(variance + 1e-5), the variance unbiased over the positions, or
-        biased (that is 0) where there is only one.
+        biased (hence 0) for a single position.
     """
     positions = maps.to(torch.promote_types(maps.dtype, torch.float32)).flatten(2)
     variance, mean = torch.var_mean(positions, 2, correction=min(1, positions.shape[2] - 1))
@@ -61,17 +61,17 @@ def image_moments(maps: Tensor) -> Tensor:
         maps: [N, C, H, W].
 
     Returns:
-        [N, 2, C], float64: the difference E[f^2] - E[f]^2 cancels in lower precision.
+        [N, 2, C], float64: E[f^2] - E[f]^2 suffers cancellation in lower precision.
     """
     positions = maps.double().flatten(2)
     return torch.stack([positions.mean(2), positions.square().mean(2)], 1)
 
 
 def style_from_moments(moments: Tensor, labels: Tensor, *, sigma: Sigma = "mixture") -> Tensor:
-    """Return a client's style from the moments of its images; clusters count equally.
+    """Return a client's style from the moments of its images; clusters have equal weight.
 
     Args:
-        moments: [N, 2, C] from `image_moments`, of maps of one size.
+        moments: [N, 2, C] from `image_moments`, of maps of the same size.
         labels: Clusters of the images [N], 0, 1, ... without gaps.
         sigma: ``mixture``: std of the equal-weight mixture of the clusters, as in PARDON's code;
             ``mean``: mean of the clusters' stds, as in its paper.
@@ -91,7 +91,7 @@ def style_from_moments(moments: Tensor, labels: Tensor, *, sigma: Sigma = "mixtu
 def pooled_style(moments: Tensor) -> Tensor:
     """Return the style [2, C] of all positions of all images together.
 
-    This is CCST's overall style, and PARDON's without clusters at the client (ablation v1).
+    This is CCST's overall style, and PARDON's client style without clusters (ablation v1).
     """
     return style_from_moments(moments, torch.zeros(len(moments), dtype=torch.int64))
 

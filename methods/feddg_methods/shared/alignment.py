@@ -24,9 +24,9 @@ class AlignmentSettings(MethodSettings):
 class PairwiseAligned(DomainBatches):
     """Adds the mean penalty over all pairs of domains of a batch to the loss.
 
-    Domains are those of one client: no features are sent. A domain with one image in the batch is
-    left out, so where fewer than two domains have two images, the step is FedAvg's. With one
-    domain for each client, the method is FedAvg.
+    Only domains of the same client are compared, so no features are sent. A domain with one image
+    in the batch is left out; if fewer than two domains have two images, the step is FedAvg's. With
+    one domain per client, the method is FedAvg.
     """
 
     group = "alignment"

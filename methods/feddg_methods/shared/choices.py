@@ -1,4 +1,4 @@
-"""Look up what a named option stands for, or say which names there are."""
+"""Look up the value of a named option, or list the valid names in an error."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 
 def choose(kind: str, name: str, choices: Mapping[str, T]) -> T:
-    """Return what ``name`` stands for.
+    """Return the value of ``name``.
 
     Args:
-        kind: What is being chosen, such as ``"reduction"``; used in the error only.
+        kind: Kind of option, such as ``"reduction"``; used in the error only.
         name: The name given by the caller.
-        choices: Meaning of each name.
+        choices: Value of each name.
 
     Raises:
-        SettingsError: If there is no such name.
+        SettingsError: If ``name`` is unknown.
 
     >>> choose("reduction", "mean", {"mean": 1, "sum": 2})
     1

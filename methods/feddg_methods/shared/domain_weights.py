@@ -1,4 +1,4 @@
-"""Weights of the source domains that the server raises where the global model's loss is high."""
+"""Source-domain weights that the server raises where the global model's loss is high."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from feddg_bench.core.server import Server
 from feddg_methods.shared.domains import DomainBatches, parted
 
 LAST_RESORT = 1e-300
-"""Least weight of a client: it counts only if lambda is 0 on the domains of all others too."""
+"""Minimum weight of a client; it matters only if lambda is 0 on all other clients' domains too."""
 
 
 class DomainWeightSettings(MethodSettings):
-    """How far the weights move in a round, and where they start."""
+    """Step size and initial values of the domain weights."""
 
     step: float = Field(0.1, ge=0)
-    """Step of the weights in each round; 0 measures nothing and keeps them."""
+    """Step size of the weights per round; 0 keeps them and measures no losses."""
     start: Literal["uniform", "images"] = "uniform"
-    """First weights: equal, or the domains' shares of all images, which are FedAvg's."""
+    """Initial weights: equal, or the domains' shares of all images, as in FedAvg."""
 
 
 class DomainWeighted(DomainBatches):
     """Minimises sum_d lambda_d L_d, with L_d the mean loss on source domain d.
 
-    lambda is a point of the simplex, kept by the server. An image of domain d has the weight
+    lambda lies in the simplex and is kept by the server. An image of domain d has the weight
     lambda_d / p_d, where p_d is the domain's share of all images; so the mean loss over all images
-    is the sum above. It has two factors: the mean weight omega_k of a client's images multiplies
-    the client's share in the server's mean, and what is left of the weights those of its images.
-    Thus it also acts where a client has one domain and its optimizer, such as Adam, ignores the
-    scale of the loss.
+    is the sum above. The weight is split into two factors: the mean weight omega_k of a client's
+    images multiplies the client's share in the server's mean, and the rest,
+    lambda_d / (p_d omega_k), multiplies the loss of the image. Thus lambda also acts if a client
+    has one domain and its optimizer, such as Adam, ignores the scale of the loss.
 
     Before local training each client measures the received model on its domains, and sends losses
-    and shares with its weights. The server computes L from them and moves lambda. A domain without
-    images in the round takes the mean of the other L_d, which leaves its weight near its value.
+    and shares with its weights. The server computes L from them and updates lambda. A domain
+    without images in the round gets the mean of the other L_d, so that its weight hardly changes.
 
-    Domains are those of the data set: clients must agree on them.
+    Domains are those of the data set; clients must agree on them.
     """
 
     Settings = DomainWeightSettings
@@ -57,7 +57,7 @@ class DomainWeighted(DomainBatches):
     singles = "gives each client a weight of its own"
 
     def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
-        """Return lambda after a round, float64 [S], from lambda and L before it."""
+        """Return the new lambda, float64 [S], from the old lambda and L."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------ client half
@@ -69,7 +69,7 @@ class DomainWeighted(DomainBatches):
 
     def fit(self, client: Client) -> LocalUpdate:
         measured = self.domain_losses(client) if self.settings.step else self.domain_shares(client)
-        weights = client.broadcast["image_weights"].cpu()  # as the domain ids
+        weights = client.broadcast["image_weights"].cpu()  # on the CPU, like the domain ids
         omega = self.domain_shares(client)["share"] @ weights
         self.image_weights = weights / omega if omega > 0 else torch.ones_like(weights)
         return LocalUpdate(super().fit(client).weights, measured)
@@ -93,7 +93,7 @@ class DomainWeighted(DomainBatches):
         self.publish(server, start / start.sum())
 
     def publish(self, server: Server, weights: Tensor) -> None:
-        """Keep lambda, float64 [S], and tell clients the weights of images, float32 [S]."""
+        """Store lambda, float64 [S], and broadcast the image weights, float32 [S]."""
         server.memory["lambda"], p = weights, server.memory["p"].cpu()
         server.broadcast["image_weights"] = torch.where(p > 0, weights / p, 0.0).float()
 
@@ -113,7 +113,7 @@ class DomainWeighted(DomainBatches):
 
 
 def mean_losses(loss: Tensor, share: Tensor) -> Tensor:
-    """Return the mean loss of each domain; the mean over the others where a domain has no images.
+    """Return the mean loss of each domain; a domain without images gets the mean of the others.
 
     Args:
         loss: Sum of each domain's losses, divided by the number of all images, [S].

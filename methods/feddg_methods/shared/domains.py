@@ -1,7 +1,7 @@
-"""Batches whose images have known domains, and what methods compute from them.
+"""Batches with domain ids, and helpers for methods that use them.
 
-A client may hold images of several source domains. Where batches have no domain ids, as under
-``lightning.Trainer``, all their images count as one domain.
+A client can hold images of several source domains. In batches without domain ids, as under
+``lightning.Trainer``, all images count as one domain.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class DomainBatches(Method):
     def domain_losses(self, client: Client) -> Payload:
         """Return the losses of the received model on the client's domains, and their shares.
 
-        The model is in evaluation mode; images are augmented as in training, by draws of an epoch
-        that is not trained on.
+        The model is in evaluation mode; images are augmented as in training, with the draws of an
+        epoch not used for training.
 
         Returns:
             ``loss``, float32 [S]: for each source domain, the sum of its images' losses, divided by
             the number of all images of the client. ``share``, float32 [S]: the domain's fraction of
-            the client's images. Means of both over clients, weighted by image counts, have the
-            ratio of the domain's mean loss.
+            the client's images. The ratio of their means over clients, weighted by image counts, is
+            the domain's mean loss.
         """
         total = torch.zeros(len(client.sources), dtype=torch.float64, device=self.device)
         count = total.clone()
@@ -81,11 +81,11 @@ def members(domains: Tensor, *, least: int = 1) -> list[Tensor]:
 
 
 class AnnealedSettings(MethodSettings):
-    """When a penalty takes its full weight."""
+    """Schedule of a penalty's weight."""
 
     anneal: float = Field(0.4, ge=0, le=1)
-    """Fraction of the rounds in which the penalty's weight is at most 1: as in the authors' code,
-    where it is 190 of 501 steps, so that the model learns something first."""
+    """Fraction of the rounds with a penalty weight of at most 1, so that the model learns something
+    first; in the authors' code, 190 of 501 steps."""
 
     def annealed(self, weight: float, client: Client | None) -> float:
         """Return the weight of a penalty in the client's round; at most 1 without a client."""

@@ -1,8 +1,8 @@
 """FINCH: parameter-free clustering by first neighbours (Sarfraz et al., CVPR 2019).
 
 A level links every row with its nearest other row; the connected components are the clusters. The
-next level does the same with the means of the original rows in each cluster. A level beyond the
-first that leaves one cluster is dropped. No distance threshold stops the merging.
+next level does the same with the means of the original rows in each cluster. A later level with a
+single cluster is dropped. No distance threshold stops the merging.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def finch(
 ) -> list[Tensor]:
     """Return FINCH's partitions of the rows, finest first.
 
-    The package ``finch-clust`` merges; it is given first neighbours computed here in float64, so
-    the finest partition is exact for any number of rows and also for rows that hardly differ. The
-    package keeps rows in float32, so coarser levels may break near-ties of relative distance 1e-7
+    The package ``finch-clust`` does the merging. First neighbours are computed here in float64, so
+    the finest partition is exact for any number of rows, even for nearly equal ones. The package
+    keeps rows in float32, so coarser levels can break near-ties of relative distance 1e-7
     differently from `finch_gram`, which is exact at every level.
 
     Args:
@@ -34,7 +34,7 @@ def finch(
         distance: ``cosine`` (a row of zeros is at distance 1 from every other) or ``euclidean``.
 
     Returns:
-        Labels [N], int64, one tensor a level, numbered by first occurrence.
+        Labels [N], int64, one tensor per level, numbered by first occurrence.
     """
     rows = torch.as_tensor(rows).detach()
     points = rows.to("cpu", torch.float64)
@@ -46,7 +46,7 @@ def finch(
         # The default expands the square and loses half of the digits of small distances.
         distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     with warnings.catch_warnings():
-        # On import it warns that approximate neighbours are not installed; they are not needed.
+        # The import warns that approximate neighbours are not installed; they are not needed.
         warnings.filterwarnings("ignore", message="pynndescent is not installed")
         from finch import FINCH
     levels, _, _ = FINCH(
@@ -69,7 +69,7 @@ def finch_gram(gram: Tensor) -> list[Tensor]:
         gram: [N, N], F F^T for rows F, with N >= 1.
 
     Returns:
-        Labels [N], int64, one tensor a level, finest first, numbered by first occurrence.
+        Labels [N], int64, one tensor per level, finest first, numbered by first occurrence.
     """
     gram = gram.detach().double()
     labels = torch.arange(len(gram), device=gram.device)

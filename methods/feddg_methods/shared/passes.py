@@ -1,4 +1,4 @@
-"""Views of a batch: features in one pass, half precision widened, conversion to bytes."""
+"""Helpers for views of a batch: features in one pass, widened half precision, bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def features_of_each(method: Method, views: Sequence[Tensor]) -> list[Tensor]:
 
     Args:
         method: The model.
-        views: Images [B, 3, H, W] each; B may differ.
+        views: Images [B, 3, H, W] each; B can differ.
 
     Returns:
         Features [B, D] of each view.
@@ -28,7 +28,7 @@ def features_of_each(method: Method, views: Sequence[Tensor]) -> list[Tensor]:
 def widened(values: Tensor) -> Tensor:
     """Return half precision as float32, other types as they are.
 
-    Distances and exponents of similarities lose their meaning in half precision.
+    Distances and exponentials of similarities are unreliable in half precision.
     """
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -36,8 +36,8 @@ def widened(values: Tensor) -> Tensor:
 def to_bytes(images: Tensor, *, clamp: bool = True) -> Tensor:
     """Return images in [0, 1] as uint8, in their shape: rounded, and clamped to the range.
 
-    Without ``clamp`` fractions are cut off and values wrap around: -5 becomes 251 and 300 becomes
-    44. FedCCRL's code does this where it casts on a CPU; here it happens on every device.
+    Without ``clamp``, fractions are truncated and values wrap around: -5 becomes 251 and 300
+    becomes 44. FedCCRL's code does this when it casts on a CPU; here it happens on every device.
     """
     pixels = images.detach().float() * 255
     if clamp:

@@ -1,4 +1,4 @@
-"""Noise on the styles that clients send: FISC's Table 10, which follows FedPCL."""
+"""Noise on uploaded styles, as in FISC's Table 10, which follows FedPCL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feddg_methods.shared.adain import EPSILON
 
 
 class PerturbationSettings(MethodSettings):
-    """How much uploaded styles are perturbed; by default not at all."""
+    """Perturbation of uploaded styles; off by default."""
 
     perturb_shrink: float = Field(0.0, ge=0, le=1)
     """p: uploaded styles are multiplied by 1 - p (FISC, Table 10)."""
@@ -20,7 +20,7 @@ class PerturbationSettings(MethodSettings):
     """s: standard deviation of the noise added to uploaded styles."""
 
     def perturbed(self, styles: Tensor, client: Client) -> Tensor:
-        """Return styles [..., 2, C] as they leave a client."""
+        """Return styles [..., 2, C], perturbed for upload."""
         if not (self.perturb_shrink or self.perturb_noise):
             return styles
         noise = torch.randn(styles.shape, generator=client.generator("perturbation"))
@@ -29,7 +29,7 @@ class PerturbationSettings(MethodSettings):
 
 
 def perturb_style(style: Tensor, noise: Tensor, *, shrink: float) -> Tensor:
-    """Return (1 - p) S_k + noise, with standard deviations kept at least sqrt(1e-5).
+    """Return (1 - p) S_k + noise, with standard deviations clamped to at least sqrt(1e-5).
 
     This is FISC's protection of uploaded styles (Table 10), which follows FedPCL.
 

@@ -1,8 +1,8 @@
 """A round's updates for server rules that only form linear combinations of them.
 
-Such a rule (PPDG, PCGrad, FedOMG) gives a coefficient to each of the K updates, and needs nothing
-but the inner products of all pairs for it. The updates are therefore kept, on disk if they are
-large, and read twice: once for the K x K inner products, once for the combination.
+Such a rule (PPDG, PCGrad, FedOMG) computes a coefficient for each of the K updates from the inner
+products of all pairs alone. The updates are therefore kept, on disk if they are large, and read
+twice: once for the K x K inner products, once for the combination.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ All are float64 on the CPU, in client order; shares sum to 1.
 """
 
 IN_MEMORY = 64 * 2**20
-"""Most bytes of updates that stay in memory; in a round with more, they go to a file."""
+"""Maximum bytes of updates kept in memory; in a round with more, they go to a file."""
 
 BLOCK = 2**20
-"""Entries that are read at once, counted over all updates."""
+"""Number of entries read at once, over all updates."""
 
 
 def one_each(_reply: Reply[Any]) -> float:
@@ -48,7 +48,7 @@ def image_count(reply: Reply[Any]) -> float:
 
 
 def check_share(server: Server, share: Share) -> None:
-    """Refuse shares other than the server's where single updates are hidden.
+    """Refuse shares other than the server's if single updates are hidden.
 
     Raises:
         SettingsError: If updates are hidden and ``share`` is not the server's.
@@ -84,12 +84,12 @@ def combine_updates(
         server: Holds the global model, the server's shares and its learning rate.
         updates: Replies in client order, read once.
         names: Trainable parameters.
-        rule: Gives the coefficients.
-        share: Shares that the rule is given.
+        rule: Computes the coefficients.
+        share: Shares passed to the rule.
         by_tensor: Apply the rule to each tensor separately, not to the whole vector.
 
     Raises:
-        FeddgError: If the disk has no room for the updates; see `UpdateStore`.
+        FeddgError: If the disk has no space for the updates; see `UpdateStore`.
     """
     others = RunningMean()
     shares: list[float] = []
@@ -115,14 +115,14 @@ def combine_updates(
 def average_updates(
     server: Server, updates: Iterable[Reply[LocalUpdate]], names: Sequence[str], *, share: Share
 ) -> Weights:
-    """Return the global model after federated averaging, by ``share`` for trainable parameters.
+    """Return the global model after federated averaging, with ``share`` for trainable parameters.
 
-    Where ``share`` is the server's, this is FedAvg bit for bit.
+    If ``share`` is the server's, this is FedAvg bit for bit.
 
     Args:
         server: Holds the global model, the server's shares and its learning rate.
         updates: Replies in client order, read once.
-        names: Trainable parameters; all else takes the mean by the server's shares.
+        names: Trainable parameters; everything else is averaged with the server's shares.
         share: Shares of the trainable parameters.
     """
     others = RunningMean()
@@ -145,12 +145,12 @@ def _without(weights: Weights, names: Sequence[str]) -> Weights:
 
 
 class UpdateStore:
-    """Updates of K clients, P float32 entries each, to be read by blocks of coordinates.
+    """Updates of K clients, P float32 entries each, read in blocks of coordinates.
 
-    Up to `IN_MEMORY` bytes stay in memory. If there are more, all go to an unnamed temporary file
-    in the folder that the environment variable TMPDIR names (``/tmp`` unless set): 4 K P bytes,
-    2.2 GB for 20 clients with a ResNet-50. The system frees it when the store is closed or the
-    process ends, however it ends. If that folder is in memory (tmpfs), set TMPDIR to another.
+    Up to `IN_MEMORY` bytes stay in memory. Beyond that, all go to an unnamed temporary file in the
+    folder that the environment variable TMPDIR names (``/tmp`` unless set): 4 K P bytes, 2.2 GB for
+    20 clients with a ResNet-50. The system deletes it when the store is closed or the process ends
+    in any way. If that folder is in memory (tmpfs), set TMPDIR to another.
 
     Results do not depend on the device, on the number of threads or on where the updates are kept.
 
@@ -169,14 +169,14 @@ class UpdateStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # closing tries again to write what a full disk refused
+        with suppress(OSError):  # closing retries writes that failed on a full disk
             self._file.close()
 
     def add(self, weights: Mapping[str, Tensor]) -> None:
         """Keep ``weights`` minus the global model.
 
         Raises:
-            FeddgError: If the disk has no room for it.
+            FeddgError: If the disk has no space for it.
         """
         try:
             self._make_room()
@@ -265,7 +265,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def gram_matrix(deltas: Tensor) -> Tensor:
-    """Return the inner products of updates in float64, without a float64 copy of them all.
+    """Return the inner products of updates in float64, without a full float64 copy.
 
     Args:
         deltas: Updates, [K, P].
@@ -284,7 +284,7 @@ def permutation(order: Sequence[int] | Tensor | None, num_clients: int) -> list[
     """Return the order in which clients are visited; ascending if not given.
 
     Raises:
-        SettingsError: If it does not name each of the clients once.
+        SettingsError: If it does not contain each client exactly once.
     """
     if order is None:
         return list(range(num_clients))

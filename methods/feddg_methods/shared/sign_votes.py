@@ -1,6 +1,6 @@
-"""Votes of clients on the sign of every parameter's change, added up as their replies come in.
+"""Running sums of the clients' votes on the sign of each parameter's change.
 
-Rules on signs (FedGMA, AgrSum, AgrRand) need the mean of the models and the sum of the updates'
+Sign-based rules (FedGMA, AgrSum, AgrRand) need the mean of the models and the sum of the updates'
 signs. Both are running sums, so one pass over the replies is enough and no reply is kept.
 """
 
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 WIDTHS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 FEW = 8
-"""Most clients with which agreement by chance is still common: 1 coordinate in 128."""
+"""Largest number of clients with frequent agreement by chance: 1 coordinate in 128."""
 
 
 class SignVotes:
-    """Sums of the clients' votes, which are the signs of their changes to the global model.
+    """Sums of the clients' votes: the signs of their changes to the global model.
 
     Sums are integers of the smallest width that holds them, hence exact: for up to 127 votes they
     take a quarter of the parameters' memory.
@@ -34,12 +34,12 @@ class SignVotes:
     Args:
         start: The global model that clients started from.
         names: Parameters to count; if there are none, nothing is counted.
-        changed: Also keep which coordinates any client changed.
+        changed: Also record the coordinates that any client changed.
 
     Attributes:
         sums: For each parameter, the votes for up minus those for down, in its shape.
-        changed: For each parameter, which coordinates any client changed, bool in its shape;
-            empty unless asked for.
+        changed: For each parameter, the mask of coordinates that any client changed, bool in its
+            shape; empty unless requested.
         total: Votes cast on each coordinate, including those for neither.
     """
 
@@ -60,11 +60,11 @@ class SignVotes:
         replies: Iterable[Reply[LocalUpdate]],
         share: Share = one_each,
     ) -> Iterator[Reply[LocalUpdate]]:
-        """Yield the replies again, each after it has been counted.
+        """Yield the replies unchanged, each after counting it.
 
         Args:
             replies: Replies to ``fit``, read once.
-            share: How many votes a client has, a whole number.
+            share: Number of votes of a client, an integer.
         """
 
         def look(reply: Reply[LocalUpdate]) -> None:
@@ -115,11 +115,11 @@ def sign_tally(
 
 
 def warn_of_rare_agreement(server: Server, consequence: str) -> None:
-    """Log a warning if more than `FEW` clients take part in a round; to be called once a run.
+    """Log a warning if more than `FEW` clients take part in a round; call once per run.
 
     Args:
-        server: Knows the clients and how many are sampled.
-        consequence: What happens to the model if clients hardly agree.
+        server: Provides the clients and the number sampled.
+        consequence: Effect on the model if clients hardly agree.
     """
     everyone = len(server.clients)
     clients = min(server.federation.per_round or everyone, everyone)

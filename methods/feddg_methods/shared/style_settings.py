@@ -9,32 +9,32 @@ from feddg_methods.shared.style_transfer import StyleBackend, build_style_backen
 
 
 class StyleSettings(MethodSettings):
-    """The style back end, its input and where it measures styles.
+    """Style back end, its input, and the layer of its styles.
 
     A subclass lists its presets in ``presets`` and restricts the type of ``preset`` to their names.
     """
 
     files: ClassVar[tuple[str, ...]] = ("style_weights",)
-    """The defaults that each preset changes."""
+    """Settings that are paths."""
 
     preset: str = ""
     """Sets the defaults of the settings below; each can still be set individually."""
     style: Literal["vgg19", "vgg19_16x", "pixel"] = "vgg19"
     """Style back end: AdaIN's VGG-19, a small network distilled from it, or the image's colours."""
     style_weights: tuple[str, ...] = ()
-    """Local file(s) of the VGG back ends: one .safetensors, or encoder and decoder; by default the
-    one of `feddg-bench data download`."""
+    """Local file(s) of the VGG back ends: one .safetensors, or encoder and decoder; default: the
+    download of `feddg-bench data download`."""
     adain_input: Literal["imagenet_norm", "unit"] = "imagenet_norm"
     """Input of ``vgg19``: normalised images as in the code, or [0, 1] as in its training."""
     style_layer: Literal["conv4_1", "relu4_1"] = "conv4_1"
-    """Where styles are measured: before or after the last ReLU."""
+    """Layer of the styles: before or after the last ReLU."""
 
     def build_backend(self) -> StyleBackend:
         """Return the style back end that these settings describe.
 
         Raises:
             SettingsError: If it needs weights and none are given.
-            DataError: If its weights are missing, unreadable or those of another network.
+            DataError: If its weights are missing, unreadable or belong to another network.
         """
         return build_style_backend(
             self.style,

@@ -1,8 +1,9 @@
 """Style transfer back ends: encode images, restyle their maps by AdaIN, decode.
 
-Images are [B, 3, H, W] in [0, 1] on both sides; the backbone normalises afterwards. ``vgg19`` is
+Input and output images are [B, 3, H, W] in [0, 1]; the backbone normalises afterwards. ``vgg19`` is
 the network of AdaIN (Huang and Belongie, ICCV 2017), ``vgg19_16x`` its distillation to a sixteenth
-(Wang et al., Collaborative Distillation, CVPR 2020), ``pixel`` restyles the colours themselves.
+of the size (Wang et al., Collaborative Distillation, CVPR 2020), ``pixel`` restyles the colours
+themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ StyleLayer = Literal["conv4_1", "relu4_1"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SMALLEST_SIDE = 9
-"""Least side in pixels. A smaller image has one position left after three poolings, and reflection
-padding needs two."""
+"""Minimum side in pixels. A smaller image has one position left after three poolings, and
+reflection padding needs two."""
 
 
 class StyleBackend(nn.Module):
@@ -66,7 +67,7 @@ class StyleBackend(nn.Module):
 
 
 class PixelBackend(StyleBackend):
-    """The image is its own map: transfer shifts and scales the three colours."""
+    """The image itself is the map: transfer shifts and scales the three colours."""
 
     channels = 3
 
@@ -124,7 +125,7 @@ class VGGBackend(StyleBackend):
 
     def decode(self, maps: Tensor, size: tuple[int, int]) -> Tensor:
         images: Tensor = self.decoder(maps) * self.std + self.mean
-        # Pooling rounds up at the right and the bottom, so that is where the surplus is.
+        # Pooling rounds up at the right and the bottom, so crop there.
         images = images[..., : size[0], : size[1]]
         return images if self.imagenet_norm else images.clamp(0, 1)
 
@@ -152,12 +153,12 @@ def build_style_backend(
         name: ``vgg19``, ``vgg19_16x`` or ``pixel``.
         weights: One file with the tensors ``encoder.*`` and ``decoder.*``, or an encoder's and a
             decoder's file; unused by ``pixel``.
-        adain_input: What ``vgg19`` encodes; ``vgg19_16x`` always takes [0, 1].
-        style_layer: Where the style is measured; unused by ``pixel``.
+        adain_input: Input of ``vgg19``; ``vgg19_16x`` always takes [0, 1].
+        style_layer: Layer of the style; unused by ``pixel``.
 
     Raises:
         SettingsError: No such back end, or no weights given.
-        DataError: Weights that are missing, unreadable or those of another network.
+        DataError: Weights that are missing, unreadable or from another network.
     """
     if name == "pixel":
         return PixelBackend()

@@ -23,8 +23,8 @@ class Architecture:
     Attributes:
         widths: Output channels of the encoder's `LAYERS`; the decoder mirrors them.
         last_relu: Whether a ReLU follows the decoder's last convolution.
-        named_layers: Whether keys are such as ``conv31.weight``; else they hold the index in the
-            `nn.Sequential`.
+        named_layers: Whether keys name layers, as in ``conv31.weight``; otherwise they hold the
+            index in the `nn.Sequential`.
         unused: Regular expression for the keys of parts that are not needed.
     """
 
@@ -45,7 +45,7 @@ ARCHITECTURES = {
         widths=(16, 16, 32, 32, 64, 64, 64, 64, 128),
         last_relu=True,
         named_layers=True,
-        unused=r"conv\d+_aux\.",  # heads that served the distillation only
+        unused=r"conv\d+_aux\.",  # heads used only for distillation
     ),
 }
 
@@ -63,7 +63,7 @@ def load_pair(name: str, weights: tuple[str, ...] | str) -> tuple[nn.Sequential,
         DataError: A file is missing, unreadable or holds another network.
     """
     architecture = ARCHITECTURES[name]
-    with torch.device("meta"):  # no memory, and no draw from a random generator
+    with torch.device("meta"):  # allocates no memory and draws no random numbers
         encoder, decoder = _encoder(architecture), _decoder(architecture)
     for part, network, (source, tensors) in zip(
         ("encoder", "decoder"), (encoder, decoder), _read_pair(weights), strict=True
@@ -89,7 +89,7 @@ def _encoder(architecture: Architecture) -> nn.Sequential:
 
 
 def _decoder(architecture: Architecture) -> nn.Sequential:
-    """Return the decoder: the encoder's mirror image with nearest upsampling for pooling."""
+    """Return the decoder: the encoder's mirror image with nearest upsampling instead of pooling."""
     network = nn.Sequential()
     outs = (3, *architecture.widths)
     for layer, width, out in list(zip(LAYERS, architecture.widths, outs, strict=False))[::-1]:
@@ -134,10 +134,10 @@ def _read_pair(weights: tuple[str, ...] | str) -> list[tuple[str, dict[str, Tens
 
 
 def _fill(network: nn.Sequential, tensors: dict[str, Tensor], complaint: str) -> None:
-    """Put the tensors into the network.
+    """Load the tensors into the network.
 
     Raises:
-        DataError: They do not fit the network or are no trained weights; the message starts with
+        DataError: They do not fit the network or are not trained weights; the message starts with
             ``complaint``.
     """
     expected = network.state_dict()
