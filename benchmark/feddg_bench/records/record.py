@@ -179,7 +179,7 @@ class RoundRecord(Costs, _Round):
 
 
 class EnvironmentRecord(RecordPart):
-    """Environment, which can affect rounding; never the name of a machine."""
+    """Environment that can affect rounding; never the name of a machine."""
 
     versions: Named[str] = {}
     system: str = ""
