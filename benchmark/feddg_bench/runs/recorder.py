@@ -75,9 +75,7 @@ class Recorder(Observer):
         self.keep = set(keep)
         self.again = again
         self.started = _now()
-        self.began = (
-            time.monotonic()
-        )  # setting the clock during a run affects only dates
+        self.began = time.monotonic()  # setting the clock during a run affects only dates
         self.seconds_before = 0.0
         self.tally = Tally()
         self.path = self.store.checkpoint(run.plan.key)
