@@ -28,7 +28,7 @@ FOLDERS = (Path("runs"), Path("results"))
 ENDING = ".jsonl.xz"
 MIB = 2**20
 MOST_TEXT = 8 * MIB
-"""Bytes of records per packed file when writing; compression leaves an eighth or less."""
+"""Maximum bytes of records per packed file when writing; compression leaves an eighth or less."""
 LARGEST = 64 * MIB
 """Maximum unpacked size of a packed file in bytes."""
 LARGEST_RECORD = 32 * MIB
@@ -338,7 +338,7 @@ def _write(path: Path, records: Sequence[Packable]) -> list[Path]:
     file exceeds 1 MB. Older such files are deleted, even the first if there is no record.
 
     Raises:
-        DataError: If they cannot be written; then all records are where they were.
+        DataError: If they cannot be written; then all records stay in place.
     """
     parts: list[list[bytes]] = []
     room = 0

@@ -45,17 +45,17 @@ class ResultsStore:
         check_writable(self.runs)
 
     def path(self, key: str) -> Path:
-        """Return where the record of a key is, or will be."""
+        """Return the path of a key's record, whether or not it exists."""
         path = self.runs / f"{key}.json"
         packed = None if path.exists() else self.packed().get(key)
         return packed.source.path if packed else path
 
     def checkpoint(self, key: str) -> Path:
-        """Return where the checkpoint of a key is."""
+        """Return the path of a key's checkpoint."""
         return self.checkpoints / f"{key}.safetensors"
 
     def model(self, key: str, which: str) -> Path:
-        """Return where a kept model of a run, ``last`` or ``best``, is or will be."""
+        """Return the path of a kept model of a run, ``last`` or ``best``."""
         return self.runs / f"{key}.{which}.safetensors"
 
     def has_models(self, key: str, keep: Collection[str]) -> bool:
@@ -104,7 +104,7 @@ class ResultsStore:
         return packed.record() if packed else single
 
     def single(self, key: str) -> RunRecord | None:
-        """Return the record in a file of its own, as `load` does."""
+        """Return the record in its own file, as `load` does."""
         path = self.runs / f"{key}.json"
         try:
             return RunRecord.parse(read_record(path), key)
