@@ -1,8 +1,8 @@
 """Index of a results folder, so that unchanged files need not be parsed again.
 
 It is an sqlite3 database next to the records, or in the cache folder if the results folder is not
-writable, and can be deleted at any time. An index that is damaged, locked, or written by other code
-is not used but rebuilt.
+writable, and can be deleted at any time. An index that is damaged or written by other code is
+rebuilt; a locked one is not used.
 """
 
 from __future__ import annotations
