@@ -1,1 +1,1 @@
-"""Records of runs: their form, their store, and what is read out of them."""
+"""Records of runs: their format, storage and derived numbers."""

@@ -1,6 +1,6 @@
-"""Whether a record agrees with itself and with its settings: pure functions of what it holds.
+"""Consistency checks of a record with itself and its settings: pure functions of its content.
 
-Each returns the first contradiction, as a part of a sentence, or an empty text.
+Each returns the first contradiction as part of a sentence, or an empty string.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def is_evaluated(number: int, *, rounds: int, every: int, start: int) -> bool:
 
 @lru_cache(maxsize=100)
 def _evaluated(made: int, **timing: int) -> list[int]:
-    """Return the evaluated ones of the first rounds."""
+    """Return the numbers of the evaluated rounds among the first ``made``."""
     return [number for number in range(1, made + 1) if is_evaluated(number, **timing)]
 
 
 def fault_of_names(settings: Mapping[str, Any], names: Mapping[str, Any]) -> str:
-    """Return the first name that a record's settings do not say, a part of a sentence."""
+    """Return the first name that contradicts a record's settings, as part of a sentence."""
     for name, value in names.items():
         if (own := settings.get(name)) != value:
             return f"{name} is {value!r}, but {own!r} in its settings"
@@ -48,7 +48,7 @@ def fault_of_names(settings: Mapping[str, Any], names: Mapping[str, Any]) -> str
 
 
 def fault_of_key(settings: Mapping[str, Any], version: int, key: str) -> str:
-    """Return what is wrong with a key, or with the digests of files in settings."""
+    """Return the fault of a key, or of the digests of files in settings."""
     for digest in _digests(settings):
         if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
             return f"settings: {digest!r} is no SHA-256"
@@ -67,9 +67,9 @@ def _digests(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[Any]:
 
 
 def fault_of_rounds(settings: Mapping[str, Any], numbers: Sequence[int], *, finished: bool) -> str:
-    """Return what is wrong with the numbers of a record's rounds: they must be 1 to N.
+    """Return the fault of a record's round numbers, which must be 1 to N.
 
-    A record that is not ``finished`` may lack the last ones.
+    A record that is not ``finished`` can lack the last ones.
     """
     for name in ("federation.rounds", "evaluation.every", "evaluation.start"):
         if type(value := setting(settings, name)) is not int or value < 1:
@@ -92,14 +92,14 @@ def fault_of_evaluations(
     made: int,
     alike: bool,
 ) -> str:
-    """Return what is wrong with a record's evaluations, by round.
+    """Return the fault of a record's evaluations, by round.
 
     Args:
-        settings: Of the record, of which `fault_of_rounds` has no complaint.
+        settings: Settings of the record, which must pass `fault_of_rounds`.
         roles: The domains of ``train``, ``test`` and, if there is one, ``val``.
-        images: Split -> domain -> number of images; these must be those of the roles.
-        evaluated: Numbers of the evaluated rounds, and what was measured in each; these must be all
-            that the settings ask for, on all images.
+        images: Split -> domain -> number of images; the domains must be those of the roles.
+        evaluated: Numbers of the evaluated rounds, and their evaluations; these must be all that
+            the settings require, on all images.
         main: Main metric of the task, which every part has.
         made: Number of rounds.
         alike: Whether all rounds have the same metrics, on the same numbers of images.
@@ -111,7 +111,7 @@ def fault_of_evaluations(
             return f"data.images: there is none for {role}, which scenario {scenario} has"
     for split, domains in held.items():
         inside = {WHOLE, *roles.get(split, roles["train"])}
-        # Under `wilds` a role may be held by many domains, of which the record has the number.
+        # Under `wilds` a role can have many domains, of which the record has the number.
         if settings.get("protocol") != "wilds" and domains.keys() - inside:
             return f"data.images: {split} holds domains that it has not in {scenario}"
     if not isinstance(splits, list | tuple) or not all(isinstance(s, str) for s in splits):
@@ -136,7 +136,7 @@ def fault_of_evaluations(
         for split, parts in evaluation.items():
             if lacking := [domain for domain in parts if main not in parts[domain]]:
                 return f"round {number}: {main} on {split} of {lacking[0]} is not there"
-        # All of a split is measured too, where a metric is no mean over domains.
+        # The whole split is measured, too, if a metric is not a mean over domains.
         found = {
             split: {
                 domain: measured["images"]
@@ -152,7 +152,7 @@ def fault_of_evaluations(
 
 
 def fault_of_privacy(settings: Mapping[str, Any], found: Mapping[str, Any] | None) -> str:
-    """Return what is wrong with what a record says of privacy, by the names of `PrivacyRecord`."""
+    """Return the fault of a record's privacy entry, by the names of `PrivacyRecord`."""
     mechanism, aggregation, delta, sampling, accountant = (
         setting(settings, f"privacy.{name}")
         for name in ("mechanism", "aggregation", "delta", "sampling", "accountant")
@@ -177,7 +177,7 @@ def fault_of_privacy(settings: Mapping[str, Any], found: Mapping[str, Any] | Non
 
 
 def setting(settings: Mapping[str, Any], key: str) -> Any:
-    """Return a setting of a record by dotted key; its default if the record leaves it out."""
+    """Return a setting of a record by dotted key; its default if the record lacks it."""
     section, _, name = key.partition(".")
     part = settings.get(section)
     default = getattr(_DEFAULTS[section], name)

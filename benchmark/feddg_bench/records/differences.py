@@ -1,4 +1,4 @@
-"""How the settings of runs differ, and how texts name the differences."""
+"""Differences between settings of runs, and their names in texts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NAMES: Mapping[str, str] = {
     "partition.clients": "N",
     "federation.per_round": "K",
     "backbone.name": "backbone",
-    "select": "selection rule",  # no setting, but a recipe may say that a paper leaves it open
+    "select": "selection rule",  # not a setting, but a recipe can say that a paper leaves it open
 }
-"""Setting -> its name in texts; others go by the last part of their key."""
+"""Setting -> its name in texts; by default the last part of its key."""
 
 
 class Difference(NamedTuple):
-    """The two values of a setting; ``None`` where there is none."""
+    """Two values of a setting; ``None`` where it is absent."""
 
     ours: Any
     reference: Any
@@ -30,8 +30,8 @@ def differences(
     """Return how settings, by dotted key, differ from a reference.
 
     Args:
-        settings: Of a run.
-        reference: Of a recipe, of most runs, or of another run.
+        settings: Settings of a run.
+        reference: Settings of a recipe, of most runs, or of another run.
         keys: Keys to compare; by default those of ``settings``.
 
     >>> differences({"train.lr": 0.1, "train.optimizer": "sgd"}, {"train.lr": 0.2})
@@ -46,12 +46,12 @@ def differences(
 
 
 def values(found: Mapping[str, Difference]) -> dict[str, Any]:
-    """Return our side of differences."""
+    """Return the value ``ours`` of each difference."""
     return {key: pair.ours for key, pair in found.items()}
 
 
 def varying(several: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the keys in which any two mappings differ, or that one of them lacks."""
+    """Return the keys whose values differ between mappings, or that a mapping lacks."""
     mappings = list(several)
     return [
         key
@@ -66,12 +66,12 @@ def setting_name(key: str) -> str:
 
 
 def setting_key(name: str) -> str:
-    """Return the key of a short name such as ``lambda``; any other name is returned as it is."""
+    """Return the key of a short name such as ``lambda``; other names are returned unchanged."""
     return {short: key for key, short in NAMES.items()}.get(name, name)
 
 
 def setting_text(value: Any) -> str:
-    """Return a setting's value as a person writes it.
+    """Return a setting's value as human-readable text.
 
     >>> [setting_text(value) for value in (True, None, 0.5, 1.0, "sgd")]
     ['true', 'none', '0.5', '1', 'sgd']
@@ -84,9 +84,9 @@ def setting_text(value: Any) -> str:
 
 
 def assignments(values: Mapping[str, Any]) -> list[str]:
-    """Return ``name=value`` of each setting, with the shortest name that is not ambiguous.
+    """Return ``name=value`` of each setting, with its shortest unambiguous name.
 
-    A `Difference` also says what the reference has: ``name=value for value``.
+    A `Difference` also shows the reference: ``name=value for value``.
     """
     shared = Counter(map(setting_name, values))
     said = []

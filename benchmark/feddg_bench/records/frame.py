@@ -28,10 +28,10 @@ def load_records(
     *,
     rounds: Literal["all", "last"] = "all",
 ) -> pd.DataFrame:
-    """Return everything that was measured in the runs of results folders, one row per value.
+    """Return all measurements of the runs in results folders, one row per value.
 
     Args:
-        results: A folder, or several; ``runs`` if it is there, else ``results``.
+        results: One or several folders; by default ``runs`` if it exists, else ``results``.
         settings: Settings to show, one or several, by short or dotted key; ``True`` for all in
             which runs differ.
         rounds: ``all`` evaluated rounds, or the ``last`` one of each run.
@@ -39,15 +39,15 @@ def load_records(
     Returns:
         Columns ``key``, ``method``, ``dataset``, ``protocol``, ``scenario``, ``seed``, ``recipe``,
         ``round``, ``split``, ``domain`` (``all`` is the whole split), ``metric`` and ``value``, and
-        one by its dotted key for each setting, which is missing where a run has no such setting.
-        Shares are in [0, 1]; the metric ``images`` is how many images were measured. Texts are
+        one per setting, named by its dotted key, with missing values for runs that lack it. Shares
+        are in [0, 1]; the metric ``images`` is the number of images measured. Texts are
         categorical, ``seed`` and ``round`` int64, ``value`` float64, settings that are numbers
         int64 or float64. ``groupby`` and ``pivot_table`` return only combinations that occur, as
         with ``observed=True``.
 
     Raises:
-        DataError: If a folder is not there.
-        SettingsError: If there is no such setting, or ``rounds`` is neither.
+        DataError: If a folder does not exist.
+        SettingsError: If a setting does not exist, or ``rounds`` has another value.
     """
     import pandas as pd
 
@@ -58,7 +58,7 @@ def load_records(
     columns: dict[tuple[str, str, str], int] = {}
     parts = []
     for position in reversed(range(len(runs))):
-        table = runs.pop().table  # the run's memory is free again
+        table = runs.pop().table  # frees the run's memory
         first = len(table.rounds) - 1 if rounds == "last" else 0
         numbers = table.numbers[first:]
         places = np.array([columns.setdefault(c, len(columns)) for c in table.columns], np.int32)
@@ -93,10 +93,10 @@ def load_records(
 def run_frame(
     runs: Sequence[RecordedRun], settings: str | Sequence[str] | bool = ()
 ) -> pd.DataFrame:
-    """Return one row per run: the columns of `load_records` that are the same in all its rows.
+    """Return one row per run: the columns of `load_records` that are constant within a run.
 
     Raises:
-        SettingsError: If there is no such setting.
+        SettingsError: If a setting does not exist.
     """
     if isinstance(settings, bool):
         every = sorted({key for run in runs for key in run.settings}) if settings else []
@@ -114,9 +114,9 @@ def run_frame(
 
 @cache
 def _table() -> type[pd.DataFrame]:
-    """Return a class of tables that show no combinations of categories that do not occur.
+    """Return a class of tables without the combinations of categories that do not occur.
 
-    pandas before 3.0 shows all of them, which are billions if there are several columns.
+    pandas before 3.0 shows all of them, which are billions for several columns.
     """
     import pandas as pd
 

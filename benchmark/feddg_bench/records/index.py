@@ -1,8 +1,8 @@
-"""An index of a results folder, so that its files need not be parsed again while they stay as is.
+"""Index of a results folder, so that unchanged files need not be parsed again.
 
-It is an sqlite3 database beside the records, or in the cache folder if nothing can be written
-there, and may be deleted at any time. One that is damaged, locked, or written by other code is not
-used, and made anew.
+It is an sqlite3 database next to the records, or in the cache folder if the results folder is not
+writable, and can be deleted at any time. An index that is damaged or written by other code is
+rebuilt; a locked one is not used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import cache_dir
 
 Content = tuple[list[dict[str, Any]], bytes]
-"""What was read from a file: values for JSON, and the numbers of its runs."""
+"""Content of a file: JSON values, and the numbers of its runs."""
 
 _TABLE = (
     "CREATE TABLE files (name TEXT PRIMARY KEY, stamp TEXT, said TEXT, numbers BLOB, crc INTEGER)"
@@ -33,7 +33,7 @@ _PATIENCE = 1.0
 
 
 class Index:
-    """The index of a results folder, valid only while the code of this package is the same."""
+    """The index of a results folder, valid only while the code of this package is unchanged."""
 
     def __init__(self, root: Path) -> None:
         code = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
@@ -51,7 +51,7 @@ class Index:
                 self.files = {row[0]: row[1:] for row in rows}
 
     def get(self, name: str, stamp: Sequence[int]) -> Content | None:
-        """Return what is known of a file, unless it has changed."""
+        """Return the stored content of a file, unless the file has changed."""
         with suppress(KeyError, ValueError, TypeError, AttributeError):  # damaged
             known, said, numbers, crc = self.files[name]
             if stamp and known == json.dumps(stamp) and crc == _checksum(said, numbers):
@@ -59,19 +59,19 @@ class Index:
         return None
 
     def put(self, name: str, stamp: Sequence[int], content: Content) -> None:
-        """Keep what was read from a file."""
+        """Store the content of a file."""
         said = to_json(content[0], inf_nan_mode="constants").decode()
         crc = _checksum(said, content[1])
         self.files[name] = (json.dumps(stamp), said, content[1], crc)
 
     def write(self, new: Sequence[str], gone: Sequence[str] = ()) -> None:
-        """Write what was put for ``new`` files, and forget files that are ``gone``."""
-        with suppress(sqlite3.Error, OSError):  # locked, read-only, or there is no room
+        """Write the stored content of ``new`` files, and remove files that are ``gone``."""
+        with suppress(sqlite3.Error, OSError):  # locked, read-only, or no space left
             try:
                 self._write(new, gone)
             except sqlite3.OperationalError:
                 raise
-            except sqlite3.DatabaseError:  # it is damaged, or of other code
+            except sqlite3.DatabaseError:  # damaged, or written by other code
                 self.path.unlink()
                 self._write(new, gone)
 
@@ -89,7 +89,7 @@ class Index:
         """Open the database, and close it at the end.
 
         Raises:
-            sqlite3.DatabaseError: If it is none, or of other code.
+            sqlite3.DatabaseError: If it is not a database, or was written by other code.
         """
         with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as database:
             known = database.execute("SELECT sql FROM sqlite_master WHERE sql > ''").fetchall()

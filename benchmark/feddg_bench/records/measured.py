@@ -1,4 +1,4 @@
-"""What was measured in a run's evaluated rounds: as records hold it, and as one array."""
+"""Measurements of a run's evaluated rounds, as stored in records and as one array."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pydantic_core import from_json, to_json
 from feddg_bench.records.metrics import METRICS, Metric, find_metric, metrics_of
 
 Evaluation = dict[str, dict[str, dict[str, float]]]
-"""Split -> domain -> metric -> value, and ``images``, how many were measured. The part `WHOLE` of a
+"""Split -> domain -> metric -> value, and ``images``, the number of images. The part `WHOLE` of a
 split is all of it. Shares are in [0, 1]; a loss that overflowed is NaN. ``worst_group_name`` is a
-text, as is ``only_class``, where a model predicted one class alone (the first records lack it)."""
+text, as is ``only_class``, present if a model predicted a single class (early records lack it)."""
 
 MOST_NUMBERS = 2**22
-"""Numbers of a table: many columns are filled in a few rounds each only in a forged record."""
+"""Maximum numbers in a table: only a forged record has many columns filled in few rounds each."""
 ABSENT = -math.inf
-"""Stands in `Measured.numbers` where a round lacks the column."""
+"""Value in `Measured.numbers` where a round lacks the column."""
 
 _RANGES = {
     task: {
@@ -44,7 +44,7 @@ class Measured:
         rounds: Numbers of the evaluated rounds, T.
         columns: Split, domain and metric of each column, M.
         numbers: The values, [T, M].
-        texts: Values that are no numbers: position of the round, split, domain, name, text.
+        texts: Values that are not numbers: position of the round, split, domain, name, text.
     """
 
     rounds: Sequence[int]
@@ -53,13 +53,13 @@ class Measured:
     texts: Sequence[tuple[int, str, str, str, Any]]
 
     def packed(self) -> tuple[str, bytes]:
-        """Return the table's frame as a JSON text, and the bytes of its numbers."""
+        """Return the table's structure as a JSON text, and the bytes of its numbers."""
         frame = to_json([self.rounds, self.columns, self.texts]).decode()
         return frame, self.numbers.tobytes()
 
     @classmethod
     def unpacked(cls, frame: str, numbers: bytes) -> Measured:
-        """Return the table that `packed` returned."""
+        """Return the table from the output of `packed`."""
         rounds, columns, texts = _frame(frame)
         values = np.frombuffer(numbers).reshape(len(rounds), len(columns))
         return cls(rounds, columns, values, texts)
@@ -115,12 +115,12 @@ def _frame(text: str) -> tuple[Any, Any, Any]:
 
 
 def tabulate(evaluations: Sequence[tuple[int, Evaluation]]) -> Measured:
-    """Return evaluations, with the numbers of their rounds, as a table, after checking each value.
+    """Return evaluations, given with their round numbers, as a table, after checking each value.
 
-    A loss of ``None``, which stands for one that overflowed, becomes NaN in its evaluation, too.
+    A loss of ``None``, which stands for an overflow, becomes NaN, also in its evaluation.
 
     Raises:
-        ValueError: If a value is none of its metric; the message is a part of a sentence.
+        ValueError: If a value is invalid for its metric; the message is part of a sentence.
     """
     columns: dict[tuple[str, str, str], int] = {}
     rows: list[tuple[list[int], list[Any]]] = []
@@ -144,7 +144,7 @@ def tabulate(evaluations: Sequence[tuple[int, Evaluation]]) -> Measured:
         except (AttributeError, TypeError):
             raise ValueError(f"round {number}: it holds no names with values") from None
         here = list(map(type, row))
-        if mine != names or here != kinds:  # rounds of one form need not be looked at singly
+        if mine != names or here != kinds:  # else the round has the form of the last checked one
             row = _check(number, evaluation)
             here = list(map(type, row))
             names, kinds = mine, here
@@ -165,14 +165,14 @@ def tabulate(evaluations: Sequence[tuple[int, Evaluation]]) -> Measured:
     if len(rows) * len(columns) > MOST_NUMBERS:
         raise ValueError("rounds: they are measured by too many different metrics")
     table = np.full((len(rows), len(columns)), ABSENT)
-    with suppress(OverflowError):  # then the number is not in its range
+    with suppress(OverflowError):  # then the range check below fails
         if all(one is places for one, _ in rows):
             table[:, places] = [row for _, row in rows]
         else:
             for position, (one, row) in enumerate(rows):
                 table[position, one] = row
     low, high = _ranges(tuple(columns))
-    if not ((table >= low) & (table <= high)).all():  # a round may lack the column, too
+    if not ((table >= low) & (table <= high)).all():  # or a round lacks the column
         for number, evaluation in evaluations:
             _check(number, evaluation)
     return Measured([number for number, _ in evaluations], list(columns), table, texts)

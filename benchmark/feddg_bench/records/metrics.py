@@ -1,9 +1,9 @@
-"""Metrics: how each is written, where it may lie, and how it is computed.
+"""Metrics: display, range and computation of each.
 
-A metric is one entry of `METRICS`; data sets, tasks, records, tables, reports and sweeps read all
-they need from there. Functions take the truth and the predictions of n images, both [n], and return
-a float in double precision, as wilds (Koh et al., ICML 2021) defines them; 0 if there are no
-images.
+Each metric is an entry of `METRICS`, the only source of its properties for data sets, tasks,
+records, tables, reports and sweeps. Functions take the truth and the predictions of n images, both
+[n], and return a float in double precision, as defined by wilds (Koh et al., ICML 2021); 0 if there
+are no images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHOLE = "all"
 
 
 def accuracy(truth: Values, predictions: Values) -> float:
-    """Return the share of correct predictions, in [0, 1]: one whole number over another.
+    """Return the share of correct predictions, in [0, 1], a ratio of integers.
 
     >>> import numpy as np
     >>> accuracy(np.array([0, 1, 2, 2]), np.array([0, 1, 2, 1]))
@@ -40,8 +40,8 @@ def accuracy(truth: Values, predictions: Values) -> float:
 def macro_f1(truth: Values, predictions: Values) -> float:
     """Return the mean F1 over the classes that occur in the truth, in [0, 1].
 
-    Predictions of other classes lower the recall, but these classes do not enter the mean, as in
-    wilds. A mean over all classes of a data set would be lower wherever a part lacks some.
+    Predictions of other classes lower the recall, but those classes do not enter the mean, as in
+    wilds. A mean over all classes of a data set would be lower for parts that lack some.
 
     >>> import numpy as np
     >>> macro_f1(np.array([0, 0, 1, 1]), np.array([0, 1, 1, 2]))
@@ -78,7 +78,7 @@ def pearson(truth: Values, predictions: Values) -> float:
     import torch
     from torchmetrics.functional.regression import pearson_corrcoef
 
-    # Shifted and scaled to [0, 1], which does not change a correlation: torchmetrics gives up on a
+    # Shifted and scaled to [0, 1], which does not change a correlation: torchmetrics fails for a
     # variance that is small in absolute terms.
     x, y = _unit_range(predictions), _unit_range(truth)
     if x is None or y is None:
@@ -104,15 +104,15 @@ class Metric:
     """A number that is measured on images."""
 
     name: str  # its key in records, tables and settings
-    title: str  # what people call it
-    percent: bool = False  # whether it is a share that people read in percent
+    title: str  # display name
+    percent: bool = False  # whether it is a share, displayed in percent
     poolable: bool = False  # whether a split's value is its domains' mean, weighted by images
     range: tuple[float, float] = (-math.inf, math.inf)  # smallest and largest value
     tasks: tuple[str, ...] = ("classification", "regression")  # the tasks that have it
     function: Callable[[Values, Values], float] | None = None  # of truth and predictions
 
     def display(self, value: float) -> float:
-        """Return a value in the unit that people read: a share in percent."""
+        """Return a value in its display unit: a share in percent."""
         return 100 * value if self.percent else value
 
     def text(self, value: float, decimals: int) -> str:
@@ -138,18 +138,18 @@ METRICS = {
     )
 }
 """All metrics by name. The first one of a task is its main metric; `worst_group` is the smallest
-value of that metric over groups of images, with its unit and range (see `find_metric`). Those of
-no task are not measured: `derived` computes them."""
+value of that metric over groups of images, with its unit and range (see `find_metric`). Those
+without a task are not measured; `derived` computes them."""
 
 DERIVED = tuple(metric.name for metric in METRICS.values() if not metric.tasks)
 """Names of the metrics that `derived` computes."""
 
 GAP = 0.2
-"""Accuracies of the invariant rule and of ERM's differ by more, or `recovered` has no value."""
+"""`recovered` needs a larger difference between the accuracies of the invariant and ERM's rule."""
 
 
 def derived(metric: str, accuracy: float, answers: Mapping[str, float]) -> float | None:
-    """Return a metric of a data set of which the accuracies of rules are known.
+    """Return a metric of a data set for which accuracies of rules are known.
 
     ``recovered`` is the share of the gap between ERM's rule and the invariant rule that is closed:
     0 is ERM's rule, 1 the invariant one; ``None`` if the gap is at most `GAP`. ``attained`` is the
@@ -182,7 +182,7 @@ def metrics_of(task: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1000)
 def find_metric(name: str, task: str = "classification") -> Metric:
-    """Return a metric by name; for an unknown one, such as a cost, only the name is known.
+    """Return a metric by name; an unknown one, such as a cost, has only its name.
 
     >>> find_metric("worst_group", "classification").percent
     True

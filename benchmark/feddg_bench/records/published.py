@@ -21,8 +21,7 @@ class Published:
 
     value: float  # in the paper's unit, mostly percent
     source: str  # paper and table, such as `pardon, table 1`
-    # If this is an average: the mean of the columns that it should be the average of, if that is
-    # a different number.
+    # For an average that differs from the mean of its columns: that mean.
     wrong_mean: float | None = None
     # the row in the paper's file, by column
     row: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -33,8 +32,8 @@ def published_numbers() -> tuple[Published, ...]:
     """Return all numbers, in the order of `PAPERS` and of their files.
 
     An average is a row whose domain is ``AVG``, whose split is ``average``, or whose setting ends
-    in ``=AVG``; its columns agree with it in all else. It is wrong if it differs from their mean by
-    more than the rounding of both can explain, one unit of the last digit.
+    in ``=AVG``; its columns are the rows that agree with it otherwise. It is wrong if it differs
+    from their mean by more than the rounding of both explains, one unit of the last digit.
     """
     rows: list[dict[str, str]] = []
     for name in PAPERS:
@@ -61,7 +60,7 @@ def published_numbers() -> tuple[Published, ...]:
 
 
 def _average(row: Mapping[str, str]) -> str | None:
-    """Return the column of the file over which a row is an average, if it is one."""
+    """Return the column of the file that a row averages over, if it is an average."""
     if row["domain"] == "AVG":
         return "domain"
     if row["split"] == "average":
@@ -70,7 +69,7 @@ def _average(row: Mapping[str, str]) -> str | None:
 
 
 def _others(row: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Return what an average over the column ``name`` has in common with the rows it averages."""
+    """Return the values that an average over the column ``name`` shares with its rows."""
     free = {name, "train_domains", "value"}
     return (name, *(value for column, value in row.items() if column not in free))
 
@@ -105,8 +104,7 @@ def published_accuracy(
 def published_number(paper: str, table: str, where: Mapping[str, str]) -> Published | None:
     """Return a number from a paper's table, if there is one.
 
-    The paper is one of `PAPERS`; ``where`` maps columns of the file to the text that they must
-    hold.
+    The paper is one of `PAPERS`; ``where`` maps columns of the file to their required text.
 
     Raises:
         SettingsError: If a column is unknown, or several numbers fit.

@@ -1,4 +1,4 @@
-"""The record of a run: everything a table, a figure or a reader may ask for, with every round."""
+"""Record of a run: all data for tables, figures and readers, with every round."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ FORMAT: Final = 1
 
 T = TypeVar("T")
 Later = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
-"""A field that the first records lack: ``name: Later[str] = None``. It is left out while it is
-``None``, so that old records are written back as they were."""
+"""A field that early records lack: ``name: Later[str] = None``. It is omitted while it is ``None``,
+so that old records are written back unchanged."""
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(lambda v: math.nan if v is None else v)]
-"""A number, NaN if it is not finite: JSON has no such number, so a file holds null."""
+"""A number; NaN if it is not finite, for which files hold null because JSON has no such number."""
 Amount = Annotated[Number, AfterValidator(checks.check_amount)]
 """A time or an amount of memory, NaN if it was not measured."""
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]+$")]
 Measurements = Annotated[
     Evaluation,
-    PlainValidator(lambda evaluation: evaluation),  # all of a record are checked at once
+    PlainValidator(lambda evaluation: evaluation),  # all of a record are checked together
     PlainSerializer(lambda evaluation: evaluation, return_type=dict[str, Any]),
 ]
-Several = Annotated[list[T], Field(fail_fast=True)]  # a million mistakes are told as one
+Several = Annotated[list[T], Field(fail_fast=True)]  # a million errors are reported as one
 
 
 def _few(most: int) -> BeforeValidator:
-    """Refuse larger dicts: each mistake in one takes a kilobyte to tell."""
+    """Refuse larger dicts: each error in one takes a kilobyte to report."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
@@ -66,17 +66,17 @@ Named = Annotated[dict[str, T], _few(10_000)]
 
 
 class NewerError(DataError):
-    """A record whose format only a newer version knows."""
+    """A record whose format only a newer version can read."""
 
 
 class RecordPart(BaseModel):
-    """A part of a record; fields that a later version added are kept, and written back."""
+    """A part of a record; unknown fields of later versions are kept and written back."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class ScenarioRecord(RecordPart):
-    """Which domains trained, validated and tested."""
+    """Training, validation and test domains."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -91,12 +91,12 @@ class DataRecord(RecordPart):
 
     fingerprint: Hash  # of the data set's content
     images: Annotated[dict[str, Named[Count]], _few(10)] = {}  # split -> domain -> number of images
-    task: Later[str] = None  # what was learnt; the first records lack it and are classifications
-    metric: Later[str] = None  # the data set's key metric; the first records lack it: accuracy
-    # Images of the largest class over those of the smallest among the test images, where it is
-    # above `feddg_bench.data.federated.BALANCED`, so that accuracy alone misleads.
+    task: Later[str] = None  # what was learnt; early records lack it and are classifications
+    metric: Later[str] = None  # the data set's key metric; early records lack it: accuracy
+    # Test images of the largest class divided by those of the smallest, where the ratio is above
+    # `feddg_bench.data.federated.BALANCED`, so that accuracy alone misleads.
     imbalance: Later[float] = None
-    # Accuracies on the test domain that are known of a computed data set, by name of the rule.
+    # Known accuracies on the test domain of a computed data set, by name of the rule.
     answers: Later[Named[Annotated[float, Field(ge=0, le=1)]]] = None
 
 
@@ -109,16 +109,16 @@ class PartitionRecord(RecordPart):
 
 
 class Traffic(RecordPart):
-    """Bytes to the server and from it."""
+    """Bytes to and from the server."""
 
     up: Count = 0
     down: Count = 0
 
 
 class Dropped(RecordPart):
-    """A client whose reply was not used, or ``server`` for its sum; the tensor at fault, and why.
+    """A discarded reply: its client, or ``server`` for the sum, the faulty tensor and the reason.
 
-    The first records lack the reason, which was always NaN or infinity.
+    Early records lack the reason, which was always NaN or infinity.
     """
 
     client: str
@@ -132,18 +132,18 @@ def rounded_up(epsilon: float) -> str:
 
 
 class PrivacyRecord(RecordPart):
-    """What was done for privacy, and what is guaranteed where noise was added."""
+    """Privacy mechanism of a run, and its guarantee where noise was added."""
 
     mechanism: str
     aggregation: str  # `plain` or `secure`
-    protects: Later[str] = None  # what two neighbouring federations differ in
+    protects: Later[str] = None  # difference between two neighbouring federations
     epsilon: Later[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = None
     delta: Later[Annotated[float, Field(gt=0, lt=1)]] = None
     accountant: Later[str] = None
-    sampling: Later[str] = None  # of clients, as the accountant assumes it
+    sampling: Later[str] = None  # of clients, as assumed by the accountant
 
     def words(self) -> str:
-        """Return what is guaranteed, for a caption; epsilon is rounded up."""
+        """Return the guarantee for a caption; epsilon is rounded up."""
         said = []
         if self.epsilon is not None:
             how = [self.mechanism, f"{self.accountant} accountant"]
@@ -158,12 +158,12 @@ class PrivacyRecord(RecordPart):
 
 
 class Costs(RecordPart):
-    """What a round cost, and what went wrong in it."""
+    """Cost and faults of one round."""
 
     bytes: Traffic = Traffic()  # sent and received by the server
     dropped: Several[Dropped] = []  # clients whose replies were not used
     seconds: Named[Annotated[float, Field(ge=0, lt=1e15)]] = {}  # phase -> wall time
-    protection: Later[Traffic] = None  # the part of `bytes` that secure sums cost
+    protection: Later[Traffic] = None  # the part of `bytes` due to secure sums
 
 
 class _Round(RecordPart):
@@ -175,16 +175,16 @@ class _Round(RecordPart):
 
 
 class RoundRecord(Costs, _Round):
-    """One round: what it did, then what it cost."""
+    """One round: results, then costs."""
 
 
 class EnvironmentRecord(RecordPart):
-    """What the last bits of numbers may depend on; never the name of a machine."""
+    """Environment that can affect rounding; never the name of a machine."""
 
     versions: Named[str] = {}
     system: str = ""
-    cpu: Later[str] = None  # its maker and widest instructions; the first records lack it
-    portable: Later[bool] = None  # whether it used only what all CPUs with AVX2 compute alike
+    cpu: Later[str] = None  # its maker and widest instructions; early records lack it
+    portable: Later[bool] = None  # whether only operations equal on all CPUs with AVX2 were used
     device: str = ""
     threads: Count = 1
     workers: Count = 1
@@ -199,28 +199,28 @@ class TimeRecord(RecordPart):
     seconds: Amount = math.nan  # in total
     peak_memory_mib: Amount = math.nan
     flop: Later[Positive] = None  # floating point operations of all clients' work
-    peak_flops: Later[Positive] = None  # operations a second of a matrix product, all workers
+    peak_flops: Later[Positive] = None  # operations per second of a matrix product, all workers
     share_of_peak: Later[Positive] = None  # `flop` over (seconds of training times `peak_flops`)
 
 
 class TunedRecord(RecordPart):
     """How `feddg-bench tune` chose a run's settings; not part of its key."""
 
-    trials: Count  # how many there were
-    settings: Named[bool | int | float | str] = {}  # chosen; empty: the recipe's own were best
+    trials: Count  # number of trials
+    settings: Named[bool | int | float | str] = {}  # chosen; empty if the recipe's were best
     seeds: Later[Count] = None  # seeds of each trial; absent if there was one
-    protocol: Later[str] = None  # that of the trials; absent if it is the run's
-    scenario: Later[str] = None  # that of the trials; the first records lack it
-    given: Later[Several[str]] = None  # ``KEY=VALUE`` that trials had beside the recipe, if any
+    protocol: Later[str] = None  # protocol of the trials; absent if it is the run's
+    scenario: Later[str] = None  # scenario of the trials; early records lack it
+    given: Later[Several[str]] = None  # ``KEY=VALUE`` of the trials in addition to the recipe
 
     @property
     def by_one_run(self) -> dict[str, bool | int | float | str]:
-        """Settings that were chosen in place of the recipe's by a single run of each trial."""
+        """Settings chosen instead of the recipe's by trials of a single run each."""
         return {} if self.seeds else self.settings
 
     @property
     def words(self) -> str:
-        """The number of trials and of their seeds, and what they were made with, for a sentence."""
+        """Number of trials and of their seeds, and their conditions, as part of a sentence."""
         seeds = f"{self.seeds} seeds" if self.seeds else "one seed"
         said = f"{self.trials} trials of {seeds}"
         said += f" on {self.scenario}" if self.scenario else ""
@@ -231,7 +231,7 @@ class TunedRecord(RecordPart):
 class RunRecord(RecordPart):
     """Everything about one run; never a path, never a host name."""
 
-    format: Literal[1] = FORMAT  # version of this form
+    format: Literal[1] = FORMAT  # version of the format
     key: Hash  # of `settings` and `method_version`
     method: str
     method_version: Count
@@ -240,29 +240,29 @@ class RunRecord(RecordPart):
     scenario: ScenarioRecord
     seed: Count
     recipe: str  # the recipe the settings came from; not part of the key
-    code: Later[Hash] = None  # digest of the method's source; the first records lack it
+    code: Later[Hash] = None  # digest of the method's source; early records lack it
     labels: Named[str] = {}  # the method's settings that a caption must mention
     tuned: Later[TunedRecord] = None  # where settings were tuned
     settings: dict[str, Any]  # resolved; files by the hash of their content
     data: DataRecord
     partition: PartitionRecord
-    privacy: Later[PrivacyRecord] = None  # what was done for privacy, if anything
+    privacy: Later[PrivacyRecord] = None  # privacy mechanism, if any
     once: Costs = Costs()  # costs before round 1
     rounds: Several[RoundRecord] = []
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()
 
     def numbers(self) -> dict[str, Any]:
-        """Return the record without times and environment: what the same settings reproduce."""
+        """Return what the same settings reproduce: all but times, environment and tuning."""
         values = self.as_json()
         del values["environment"], values["time"]
-        values.pop("tuned", None)  # where settings come from changes no number
+        values.pop("tuned", None)  # the origin of settings changes no number
         for entry in [values["once"], *values["rounds"]]:
             entry.pop("seconds", None)
         return values
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as a file holds it: null for numbers that JSON lacks."""
+        """Return the record as files hold it: null for numbers that JSON lacks."""
         values: dict[str, Any] = from_json(self.model_dump_json())
         return values
 
@@ -305,14 +305,14 @@ class RunRecord(RecordPart):
     ) -> tuple[Self, Measured]:
         """Return the record in a file's text and its evaluations, after checking it.
 
-        It must be whole and consistent. Names and settings must be those that the key was made
-        from, rounds and evaluations those that settings and scenario ask for, and privacy that of
-        the settings. A record that is not ``finished`` may lack the last rounds.
+        It must be complete and consistent. Names and settings must match the key, rounds and
+        evaluations must match settings and scenario, and privacy must match the settings. A record
+        that is not ``finished`` can lack the last rounds.
 
         Raises:
             NewerError: If its format is not known.
-            DataError: If it is cut short or not a record, if a value is out of its range, if it
-                contradicts itself or its settings, or if its key is not ``key``; the message is a
+            DataError: If it is truncated or not a record, if a value is out of its range, if it
+                contradicts itself or its settings, or if its key is not ``key``; the message is
                 part of a sentence.
         """
         values = read_json(data)
@@ -341,7 +341,7 @@ class RunRecord(RecordPart):
     def _fault(
         self, evaluated: Sequence[tuple[int, Evaluation]], table: Measured, *, finished: bool
     ) -> str:
-        """Return the first contradiction, a part of a sentence, or an empty text."""
+        """Return the first contradiction as part of a sentence, or an empty string."""
         settings, scenario = self.settings, self.scenario
         names = {name: getattr(self, name) for name in ("method", "dataset", "protocol", "seed")}
         roles = {"train": scenario.train, "test": (scenario.test,)}
@@ -365,23 +365,23 @@ class RunRecord(RecordPart):
 
 
 def _as_dict(model: type[BaseModel]) -> Any:
-    """Return the type of dicts that hold a model's fields, of which those with defaults may lack.
+    """Return the type of dicts with a model's fields; fields with defaults are optional.
 
-    pydantic checks a dict in a third of the time that it takes to make a model.
+    pydantic checks a dict in a third of the time needed to make a model.
     """
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         kind = _as_dict(Traffic) if field.annotation is Traffic else field.annotation
         whole = Annotated[kind, *field.metadata] if field.metadata else kind
         fields[name] = whole if field.is_required() else NotRequired[whole]
-    make: Any = TypedDict  # with names that are not known here
+    make: Any = TypedDict  # its names are known only at run time
     dicts = make(model.__name__, fields)
     dicts.__pydantic_config__ = ConfigDict(extra="allow")
     return dicts
 
 
 class CountedRecord(RunRecord):
-    """A record as the index reads it: its rounds are dicts, and it is only counted."""
+    """A record for the index, which needs only counts: its rounds are dicts."""
 
     rounds: Several[_as_dict(RoundRecord)] = []  # type: ignore[valid-type]
 
@@ -396,14 +396,14 @@ class CountedRecord(RunRecord):
         ]
 
     def counts(self, table: Measured) -> dict[str, Any]:
-        """Return numbers of the run and its rounds, by the names of a `RecordedRun`.
+        """Return numbers of the run and its rounds, by field of `RecordedRun`.
 
         ``costs`` are means over rounds, except for ``one_time_cost``: ``local_training_time``
         (seconds that the server waited, per client asked), ``aggregation_time``, ``one_time_cost``
         (seconds before round 1), ``megabytes_up`` and ``megabytes_down``.
 
-        ``usage`` is for a reader: ``started``, ``seconds`` and ``memory`` (MiB) are for the whole
-        run. ``dropped`` lists clients as [round, client, tensor], 0 being before round 1. ``bytes``
+        ``usage`` is for display: ``started``, ``seconds`` and ``memory`` (MiB) are for the whole
+        run. ``dropped`` lists clients as [round, client, tensor], with 0 before round 1. ``bytes``
         is [up per round, down per round, up before round 1, down before round 1], ``phases`` lists
         [phase, seconds per round, seconds before round 1].
 
@@ -416,7 +416,7 @@ class CountedRecord(RunRecord):
         dropped = [(0, drop) for drop in once.dropped]
         overflowed: Any = np.isnan(table.numbers).any(axis=1)
         lost = list(compress(table.rounds, overflowed))
-        for entry in rounds:  # a record has hundreds, and a folder thousands of records
+        for entry in rounds:  # hundreds in a record, and thousands of records in a folder
             asked += len(entry["cohort"])
             skipped += entry["skipped"]
             if "seconds" in entry:

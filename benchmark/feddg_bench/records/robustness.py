@@ -1,10 +1,10 @@
 """Effective robustness: accuracy on an unseen domain at equal accuracy on the training domains.
 
-A method that trains slower than the reference is worse on the training domains and on the unseen
-one. A method that generalises better is more accurate on the unseen domain than the reference is
+A method that trains slower than the reference is worse on both the training domains and the unseen
+domain. A method that generalises better is more accurate on the unseen domain than the reference
 when both are equally accurate on the training domains (Taori et al., NeurIPS 2020). Over the rounds
 of the reference both accuracies lie close to a line on the logit scale (Miller et al., ICML 2021,
-use probits), and this line says how accurate the reference would be.
+use probits). This line predicts the reference's accuracy.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from feddg_bench.records.statistics import FEWEST, Estimate, Sample, by_scenario, t_interval
 
 Accuracies = NDArray[np.float64]
-"""Accuracies in percent; along the last axis on `id_test` and on `test`."""
+"""Accuracies in percent; the last axis is `id_test` and `test`."""
 EDGE = 0.1
-"""Percent from 0 and from 100 beyond which a logit is not taken."""
+"""Percentages are clipped to this distance from 0 and 100 before taking logits."""
 
 
 def excess(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accuracies:
     """Return how far a method's mean on ``test`` lies above the reference's at equal ``id_test``.
 
-    All are means over scenarios first. The reference at equal ``id_test`` lies on the line through
-    its own point whose slope, on the logit scale, is the least-squares slope over its rounds. A
-    method with the reference's ``id_test`` has the plain difference.
+    Scenarios are averaged first. The reference at equal ``id_test`` lies on a line through its own
+    point on the logit scale, with the least-squares slope over its rounds. For a method with the
+    reference's ``id_test`` the result is the plain difference.
 
     Args:
         method: [..., S, 2] for S scenarios.
@@ -50,7 +50,7 @@ def excess(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accu
 def pseudo_values(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accuracies:
     """Return the jackknife's pseudo-values of `excess` over scenarios, [..., S].
 
-    Their scatter holds that of the scenarios and that of the slope.
+    Their variance includes that of the scenarios and that of the slope.
     """
     many = method.shape[-2]
     whole = excess(method, reference, curve)
@@ -66,10 +66,10 @@ def pseudo_values(method: Accuracies, reference: Accuracies, curve: Accuracies) 
 
 
 def within_reach(method: Accuracies, reference: Accuracies, curve: Accuracies) -> bool:
-    """Return whether the reference's rounds say what it would have at the method's ``id_test``.
+    """Return whether the reference's rounds can predict it at the method's ``id_test``.
 
-    They do if the logits of both ``id_test`` differ by no more than those of the rounds do; the
-    slope says nothing about a longer way. Arguments are those of `excess`, without further axes.
+    They can if the logits of both ``id_test`` differ by no more than those of the rounds do; the
+    slope does not hold beyond. Arguments are those of `excess`, without leading axes.
     """
     at, start = (logit(v.mean(axis=0))[0] for v in (method, reference))
     return bool(abs(at - start) <= np.ptp(logit(curve.mean(axis=0))[:, 0]))
@@ -88,8 +88,8 @@ def at_equal_id(
         curve: The same of the reference row after each evaluated round.
 
     Returns:
-        Percentage points over the scenarios and seeds that all share; ``None`` for fewer than
-        `FEWEST` scenarios, whose noise would decide the slope, or if not `within_reach`.
+        Percentage points over the common scenarios and seeds of all; ``None`` for fewer than
+        `FEWEST` scenarios, whose noise would determine the slope, or if not `within_reach`.
     """
     samples = [*row, *reference, *(sample for point in curve for sample in point)]
     shared = set(samples[0]).intersection(*samples[1:])
@@ -108,7 +108,7 @@ def at_equal_id(
 
 
 def logit(percent: Accuracies) -> Accuracies:
-    """Return the logarithm of the odds of percentages, which are kept `EDGE` from 0 and 100."""
+    """Return the log-odds of percentages, clipped to `EDGE` from 0 and 100."""
     share = percent.clip(EDGE, 100 - EDGE) / 100
     found: Accuracies = np.log(share / (1 - share))
     return found

@@ -14,27 +14,27 @@ from feddg_bench.records.metrics import WHOLE, find_metric
 
 Rule = Literal["last", "mean_last_5", "best_by_val", "best_by_id_val", "oracle"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-"""Which evaluated rounds a table reports: the last; the mean of the last five, since single ones
-swing; the one with the best key metric of the data set (accuracy, unless it says otherwise) on the
-held-out validation domain, on held-out images of the training domains, or (never by default) on the
-test domain. Ties go to the earliest round."""
+"""Evaluated rounds that a table reports: the last; the mean of the last five, since single ones
+fluctuate; or the one with the best key metric of the data set (accuracy by default) on the held-out
+validation domain, on held-out images of the training domains, or (never by default) on the test
+domain. Ties go to the earliest round."""
 LAST = 5
-"""Evaluated rounds of ``mean_last_5``; all, if there are fewer."""
+"""Number of evaluated rounds in ``mean_last_5``; all, if there are fewer."""
 
 CHOOSING: Mapping[Rule, str] = {"best_by_val": "val", "best_by_id_val": "id_val", "oracle": "test"}
-"""The split that a rule looks at."""
+"""Split that a rule uses."""
 
 
 def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | None:
     """Return a metric over all images of a split, or ``None`` if it was not measured.
 
-    It is that of the part `WHOLE` if there is one; else that of the only domain, or the mean over
-    domains weighted by images, for metrics that are such a mean. A loss that overflowed is NaN.
+    It is the value of the part `WHOLE` if there is one; else that of the only domain, or, for
+    poolable metrics, the mean over domains weighted by images. A loss that overflowed is NaN.
     """
     parts = evaluation.get(split, {})
     whole = parts.get(WHOLE)
     known = [d for d in (parts.values() if whole is None else (whole,)) if metric in d]
-    if len(known) == 1 and (whole is not None or len(parts) == 1):  # quick: tables read millions
+    if len(known) == 1 and (whole is not None or len(parts) == 1):  # fast: tables read millions
         return known[0][metric] if known[0]["images"] else None
     images = sum(domain["images"] for domain in known)
     if not images or not find_metric(metric).poolable:
@@ -43,11 +43,11 @@ def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | Non
 
 
 def one_class_splits(evaluation: Evaluation, classes: int | None) -> list[str]:
-    """Return the splits on which a model predicted one class alone, in each of their domains.
+    """Return the splits on which a model predicted only one class in each domain.
 
-    Records without ``only_class`` tell by their numbers if all ``classes`` occur in a domain: the
-    predicted one has the F1 2a / (1 + a) at accuracy a, the others have 0, and no macro F1 is lower
-    at this accuracy. It is as low only if all images of the other classes were predicted as one.
+    Records without ``only_class`` show it by their numbers if all ``classes`` occur in a domain. At
+    accuracy a, the predicted class has the F1 2a / (1 + a) and the others 0, the lowest possible
+    macro F1. It is as low only if all images of the other classes were predicted as one.
     """
 
     def one_class(measured: Mapping[str, float]) -> bool:
@@ -66,9 +66,9 @@ def one_class_splits(evaluation: Evaluation, classes: int | None) -> list[str]:
 
 
 def chosen_rounds(table: Measured, rule: Rule, metric: str) -> list[int]:
-    """Return the positions that a rule chooses among the rounds of a run; none if it cannot choose.
+    """Return the positions of a run's rounds that a rule chooses; none if it cannot choose.
 
-    If the rule looks at the metric, higher is better.
+    If the rule uses the metric, higher is better.
     """
     if rule in CHOOSING:
         best = _best(curve(table, CHOOSING[rule], metric))
@@ -87,7 +87,7 @@ def choose_evaluation(table: Measured, rule: Rule, metric: str) -> Evaluation | 
 
 
 def curve(table: Measured, split: str, metric: str, over: str = "images") -> list[float | None]:
-    """Return a metric of a split after each evaluated round, as `pooled_metric`."""
+    """Return a metric of a split after each evaluated round; see `pooled_metric`."""
     count = len(table.rounds)
     if (whole := table.over_rounds) is None:
         every = map(table.evaluation, range(count))

@@ -1,7 +1,7 @@
-"""Runs as tables, figures and reports read them: a record's description and its numbers.
+"""Runs for tables, figures and reports: a record's description and its numbers.
 
-A record holds every round and may take 100 KB; thousands of them take long to parse. What is needed
-again and again is kept in an `Index`.
+A record holds every round and can take 100 KB; thousands of them take long to parse. Values that
+are needed repeatedly are cached in an `Index`.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ OWN = ("method", "dataset", "protocol", "scenario", "seed")
 """Settings that are fields of a run, and are left out of `RecordedRun.settings`."""
 
 FIELDS = (*OWN[:4], "train", "val", "test", "seed", "recipe", "version")
-"""Fields of a run that a table may ask for, beside settings."""
+"""Fields of a run that a table can use, in addition to settings."""
 
 LONGEST = 300
-"""Most letters of a notice that come from a file."""
+"""Maximum number of characters in a notice that come from a file."""
 WORTH_WRITING = 50
-"""Records that must have been parsed anew before the index is written again."""
+"""Number of newly parsed records from which the index is written again."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """A record without its rounds, but with what was measured in them."""
+    """A record without its rounds, but with their measurements."""
 
     source: Source  # the file that holds the record
-    line: int  # its line there, where the file holds several
+    line: int  # its line there, if the file holds several
     digest: str  # of its text
     key: str
     method: str
@@ -59,18 +59,18 @@ class RecordedRun:
     seed: int
     recipe: str
     fingerprint: str
-    code: str | None  # digest of the method's source, where the record has it
+    code: str | None  # digest of the method's source, if the record has it
     labels: Sequence[str]  # names of the method's settings that tell its variants apart
     task: str  # what was learnt, `classification` or `regression`
-    rounds: int  # how many there were
-    skipped: int  # in how many of them every client was dropped
+    rounds: int  # number of rounds
+    skipped: int  # number of rounds in which every client was dropped
     lost: int | None  # the first round whose loss is not finite, or `None`
     costs: Mapping[str, float]  # see `CountedRecord.counts`
     metric: Metric  # the data set's key metric
-    # Settings by dotted key, such as `train.lr`, without `OWN`; one object for all runs that agree
-    # in them.
+    # Settings by dotted key, such as `train.lr`, without `OWN`; one object shared by all runs with
+    # equal settings.
     settings: Mapping[str, Any]
-    nested: Mapping[str, Any]  # the same as records hold them: by section, files by their hash
+    nested: Mapping[str, Any]  # the same as in records: by section, files by their hash
     usage: Mapping[str, Any]  # see `CountedRecord.counts`
     environment: Mapping[str, Any]  # see `EnvironmentRecord`
     tuned: TunedRecord | None
@@ -83,7 +83,7 @@ class RecordedRun:
 
     @property
     def images(self) -> str:
-        """What images a run had, for comparison; empty if its settings say it all."""
+        """Identifier of a run's images for comparison; empty if its settings determine them."""
         return "" if self.answers else self.fingerprint[:8]
 
     @property
@@ -102,17 +102,17 @@ class RecordedRun:
 
     @cached_property
     def table(self) -> Measured:
-        """What was measured in all evaluated rounds."""
+        """Measurements of all evaluated rounds."""
         return Measured.unpacked(self._frame, self._numbers)
 
     @property
     def measured(self) -> list[tuple[int, Evaluation]]:
-        """Every evaluated round, and what was measured after it."""
+        """Each evaluated round with its measurements."""
         table = self.table
         return [(number, table.evaluation(at)) for at, number in enumerate(table.rounds)]
 
     def evaluation(self, rule: Rule) -> Evaluation | None:
-        """Return what was measured in the round that a rule chooses, if it can choose."""
+        """Return the evaluation that a rule chooses, if it can choose."""
         if rule not in self._chosen:
             self._chosen[rule] = choose_evaluation(self.table, rule, self.metric.name)
         return self._chosen[rule]
@@ -125,7 +125,7 @@ class RecordedRun:
         """Return the whole record.
 
         Raises:
-            DataError: If it cannot be read any more.
+            DataError: If it can no longer be read.
         """
         try:
             return RunRecord.parse(self.text(), self.key)
@@ -156,18 +156,18 @@ class Problem(NamedTuple):
 
     path: Path
     reason: str  # what is wrong with it
-    skipped: bool  # whether it is left out; else it has parts that this version does not know
+    skipped: bool  # whether it is left out; else it has parts unknown to this version
 
 
 def read_runs(results: Path | Sequence[Path]) -> list[RecordedRun]:
     """Return the runs of results folders in the order of their keys.
 
-    Records that cannot be used are left out, with one warning for all. If several files hold a key,
-    the first folder wins, and in it single files win over packed ones; a warning says if their
-    contents differ.
+    Unusable records are left out, with one warning for all. If several files hold the same key, the
+    first folder takes precedence, and in a folder single files precede packed ones; a warning says
+    if their contents differ.
 
     Raises:
-        DataError: If a folder is not there.
+        DataError: If a folder does not exist.
     """
     found: list[RecordedRun] = []
     problems: list[Problem] = []
@@ -195,7 +195,7 @@ def read_runs(results: Path | Sequence[Path]) -> list[RecordedRun]:
 def first_of_each(
     found: Iterable[RecordedRun],
 ) -> tuple[dict[str, RecordedRun], list[Problem]]:
-    """Return the first run of each key, and the later ones whose records hold something else."""
+    """Return the first run of each key, and later runs whose records differ from it."""
     runs: dict[str, RecordedRun] = {}
     doubles: list[Problem] = []
     for run in found:
@@ -209,14 +209,14 @@ def first_of_each(
 def _differing(one: RecordedRun, other: RecordedRun) -> str:
     """Return the names of the fields in which two records of a run differ."""
     first, second = from_json(one.text()), from_json(other.text())
-    # How settings were chosen is noted in records that were there before.
+    # Tuning also adds its choice to existing records.
     names = [n for n in first | second if first.get(n) != second.get(n) and n != "tuned"]
     return ", ".join(sorted(names))
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Look for no cycles of objects: where all that is made stays, that takes a tenth of the time.
+    """Disable the search for cycles, which takes a tenth of the time where all new objects stay.
 
     Objects without cycles are still freed as soon as nothing refers to them.
     """
@@ -238,7 +238,7 @@ def read_folder(
     If ``packed`` is given, only packed files are read (true), or only single ones (false).
 
     Raises:
-        DataError: If the folder is not there.
+        DataError: If the folder does not exist.
     """
     if not root.is_dir():
         raise DataError(
@@ -272,7 +272,7 @@ def read_folder(
 
 
 def _read_file(source: Source) -> Content:
-    """Return the heads of the records in a file, then its problems; and the runs' numbers."""
+    """Return the heads and problems of the records in a file, and the runs' numbers."""
     said: list[dict[str, Any]] = []
     numbers: list[bytes] = []
     try:
@@ -297,7 +297,7 @@ def _read_file(source: Source) -> Content:
 
 
 def _head(line: int, text: bytes, record: CountedRecord) -> dict[str, Any]:
-    """Return the fields of a `RecordedRun`; what many runs share as JSON text."""
+    """Return the fields of a `RecordedRun`; values shared by many runs as JSON text."""
     head = {name: getattr(record, name) for name in ("key", *OWN, "recipe", "task")}
     return head | {
         "line": line,
@@ -322,13 +322,13 @@ def _head(line: int, text: bytes, record: CountedRecord) -> dict[str, Any]:
 
 @lru_cache(maxsize=10_000)
 def _shared(text: str) -> Any:
-    """Return the value of a JSON text: one object for all runs that agree in it."""
+    """Return the value of a JSON text: one object shared by all runs with this text."""
     return from_json(text, cache_strings="keys")
 
 
 @lru_cache(maxsize=10_000)
 def _flat(text: str) -> Mapping[str, Any]:
-    """Return the settings of a JSON text by dotted key: one object, too."""
+    """Return the settings of a JSON text by dotted key, also as one shared object."""
     return flatten(_shared(text))
 
 
@@ -346,7 +346,7 @@ def _run(source: Source, head: dict[str, Any], numbers: bytes) -> RecordedRun:
 
 
 def setting_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted key, except `OWN`, with their own types."""
+    """Yield settings by dotted key, except `OWN`, with their original types."""
     for key, value in settings.items():
         if not prefix and key in OWN:
             continue

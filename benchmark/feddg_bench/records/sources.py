@@ -1,4 +1,4 @@
-"""Files that hold records: one per file in ``runs/``, or packed, one per line, in ``records/``."""
+"""Files of records: one per file in ``runs/``, or packed, one per line, in ``records/``."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from feddg_bench.common.files import write_together, write_whole
 logger = logging.getLogger(__name__)
 
 FOLDERS = (Path("runs"), Path("results"))
-"""Where records are looked for by default: the user's own, then those that come with the suite."""
+"""Default folders of records: the user's own, then those that come with the suite."""
 ENDING = ".jsonl.xz"
 MIB = 2**20
 MOST_TEXT = 8 * MIB
-"""Bytes of records in a packed file that we write; they are packed to an eighth or less."""
+"""Maximum bytes of records per packed file when writing; compression leaves an eighth or less."""
 LARGEST = 64 * MIB
-"""Bytes that a packed file may unpack to."""
+"""Maximum unpacked size of a packed file in bytes."""
 LARGEST_RECORD = 32 * MIB
 MOST_VALUES = 2**20
-"""Bytes and values of one record: 200 times what one of 50 rounds has. A parsed value takes up to
-300 bytes: with these limits a reader stays below 512 MiB."""
+"""Maximum bytes and values of one record: 200 times those of a record of 50 rounds. A parsed value
+takes up to 300 bytes, so with these limits a reader stays below 512 MiB."""
 MOST_STREAMS = 1000
-"""Streams in a packed file: each takes some time, however little it holds."""
+"""Maximum number of streams in a packed file: each takes some time, however small it is."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that holds records."""
+    """A file of records."""
 
     folder: Path
     name: str  # its name in the folder
-    stamp: tuple[int, ...]  # size, times and inode: while these stay, so does its content
+    stamp: tuple[int, ...]  # size, times and inode, which change with the content
     packed: bool  # whether it holds one record per line
 
     @property
@@ -57,8 +57,8 @@ class Source:
         """Return the text of each record.
 
         Raises:
-            DataError: If the file cannot be read, is not whole, or is far larger than records are;
-                the message is a part of a sentence.
+            DataError: If the file cannot be read, is incomplete, or is far larger than records are;
+                the message is part of a sentence.
         """
         if not self.stamp:
             raise DataError("it is no regular file")
@@ -83,7 +83,7 @@ def read_record(path: Path, most: int = LARGEST_RECORD) -> bytes:
     """Return the content of a file of records.
 
     Raises:
-        DataError: If it is larger than such files are; the message is a part of a sentence.
+        DataError: If it is larger than such files are; the message is part of a sentence.
         OSError: If it cannot be read.
     """
     with path.open("rb") as file:
@@ -94,16 +94,16 @@ def read_record(path: Path, most: int = LARGEST_RECORD) -> bytes:
 
 
 def _lines(name: str, data: bytes) -> list[bytes]:
-    """Return the lines of a packed file, of those of ledgers without unpacking."""
+    """Return the lines of a packed file; those of ledgers are not compressed."""
     return (unpack_streams(data) if name.endswith(".xz") else data).splitlines()
 
 
 def unpack_streams(data: bytes) -> bytes:
-    """Return what all streams of an xz file hold, one after the other, as ``xz -dc`` does.
+    """Return the content of all streams of an xz file, concatenated as by ``xz -dc``.
 
     Raises:
-        DataError: If one is not whole, if there is anything else, or if it is more than `LARGEST`;
-            the message is a part of a sentence.
+        DataError: If a stream is incomplete, if there is other data, or if the content is larger
+            than `LARGEST`; the message is part of a sentence.
     """
     view, parts, at, room, streams = memoryview(data), [], 0, LARGEST, 0
     while at < len(data) or not streams:
@@ -113,7 +113,7 @@ def unpack_streams(data: bytes) -> bytes:
         unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=128 * MIB)
         try:
             while not unpacker.eof and at < len(data):
-                block = view[at : at + MIB]  # what is left of a stream's last block is copied
+                block = view[at : at + MIB]  # the rest of a stream's last block is copied
                 parts.append(unpacker.decompress(block, max_length=room + 1))
                 room -= len(parts[-1])
                 at += len(block) - len(unpacker.unused_data)
@@ -136,8 +136,8 @@ def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        DataError: If it is none, if it holds far more values than records do, or if an object in it
-            holds a key twice, of which readers would take either; the message is a part of a
+        DataError: If it is not JSON, if it holds far more values than records do, or if an object
+            in it has a duplicate key, whose value depends on the reader; the message is part of a
             sentence.
     """
     data = text.encode() if isinstance(text, str) else text
@@ -150,11 +150,11 @@ def read_json(text: str | bytes) -> Any:
 
 
 _KINDS = (("runs", ".json", False), ("records", ENDING, True))
-"""Folders of files that hold records, how their names end, and whether they are packed."""
+"""Folders of files that hold records, endings of their names, and whether they are packed."""
 
 
 def holds_records(root: Path) -> bool:
-    """Return whether there is a record in a folder: a command that was refused leaves it empty."""
+    """Return whether a folder holds a record; a refused command leaves an empty folder."""
     return any(any((root / folder).glob(f"*{ending}")) for folder, ending, _ in _KINDS)
 
 
@@ -213,7 +213,7 @@ def find_sources(folder: Path, ending: str, *, packed: bool) -> list[Source]:
 def _stamp(entry: os.DirEntry[str]) -> tuple[int, ...]:
     try:
         s = entry.stat()
-    except OSError:  # a link to nothing, or a file that has just gone
+    except OSError:  # a dangling link, or a file that was just deleted
         return ()
     regular = stat.S_ISREG(s.st_mode)
     return (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) if regular else ()
@@ -221,25 +221,25 @@ def _stamp(entry: os.DirEntry[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Packable:
-    """A record that is to be packed, or is."""
+    """A record to be packed, or already packed."""
 
     source: Source
-    key: str  # one of several records with the same key counts
-    order: tuple[Any, ...]  # its place in a packed file
-    single: Path  # a file of its own
+    key: str  # of several records with the same key, one counts
+    order: tuple[Any, ...]  # its position in a packed file
+    single: Path  # its own file
     packed: Path  # the first of the packed files that it belongs to
     text: Callable[[], bytes]
 
 
 Reader = Callable[[], tuple[Sequence[Packable], Mapping[Path, str]]]
-"""Returns all records of a kind, and what cannot be used of packed files."""
+"""Returns all records of a kind, and the faults of packed files."""
 
 
 def pack(read: Reader) -> list[Path]:
     """Move single records into packed files, and return the files that changed.
 
-    A single record takes the place of a packed one of the same key, whatever file that is in. Its
-    own file goes once it can be read back. Single files that cannot be used stay.
+    A single record replaces a packed one with the same key, in whatever file. Its own file is
+    deleted once the packed record can be read back. Unusable single files stay.
 
     Raises:
         DataError: If a packed file cannot be read or written, or if two packed records of one key
@@ -254,7 +254,7 @@ def pack(read: Reader) -> list[Path]:
     for one in single.values():
         groups.setdefault(one.packed, {})[one.key] = one
     for one in there:
-        if one.key in single:  # an older record, which may have another name
+        if one.key in single:  # an older record, whose packed file can have another name
             groups.setdefault(_first_part(one.source.path), {})
     for one in there:
         if one.key not in single and _first_part(one.source.path) in groups:
@@ -277,9 +277,9 @@ def pack(read: Reader) -> list[Path]:
 def unpack(read: Reader) -> list[Path]:
     """Move packed records into single files, and return the packed ones.
 
-    An existing single file stays as it is, unless it cannot be used: then it is set aside. A packed
-    file stays, with a warning, if some of it cannot be used, or holds other contents than single
-    files.
+    An existing single file stays unchanged, unless it is unusable and therefore set aside. A packed
+    file stays, with a warning, if part of it is unusable or if its contents differ from those of
+    single files.
 
     Raises:
         DataError: If a file cannot be written.
@@ -305,7 +305,7 @@ def unpack(read: Reader) -> list[Path]:
 
 
 def write_record(path: Path, record: Any) -> None:
-    """Write a record as JSON that people can read."""
+    """Write a record as human-readable JSON."""
     write_whole(path, json.dumps(record, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
@@ -334,11 +334,11 @@ def _same_content(one: bytes, other: bytes) -> bool:
 def _write(path: Path, records: Sequence[Packable]) -> list[Path]:
     """Write records to a packed file, and return it; the same records always give the same bytes.
 
-    Those that are too many for one, in their order, go to ``NAME@2.jsonl.xz`` and so on, so that
-    none is above 1 MB. Older such files go, the first among them if there is no record.
+    Records that exceed one file continue, in order, in ``NAME@2.jsonl.xz`` and so on, so that no
+    file exceeds 1 MB. Older such files are deleted, even the first if there is no record.
 
     Raises:
-        DataError: If they cannot be written; then all records are where they were.
+        DataError: If they cannot be written; then all records stay in place.
     """
     parts: list[list[bytes]] = []
     room = 0
@@ -362,7 +362,7 @@ def _write(path: Path, records: Sequence[Packable]) -> list[Path]:
             f"{', '.join(map(str, files))} would hold {held} records instead of {len(records)}: "
             f"nothing was written or removed"
         )
-    write_together(files)  # a record may move from one to another
+    write_together(files)  # a record can move between them
     for source in find_sources(path.parent, f".jsonl{ending}", packed=True):
         if _first_part(source.path) == path and source.path not in files:
             source.path.unlink()

@@ -1,9 +1,9 @@
 """Statistics of tables: means over seeds, comparisons over scenarios, ranks.
 
-A *sample* maps (unit, seed) to a number; a unit is a scenario of one column. The seeds of a
-scenario share its domains, so that their differences are not independent: two rows are compared
-over the means of their scenarios, and a claim is about scenarios like those (a random effect), not
-about more seeds of the same ones.
+A *sample* maps (unit, seed) to a number; a unit is a scenario of one column. Seeds of a scenario
+share its domains, so their differences are not independent. Therefore two rows are compared by
+their scenario means, and a claim is about similar scenarios (a random effect), not about more seeds
+of the same ones.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _Values = NDArray[np.float64]
 _Key = TypeVar("_Key", bound=Hashable)
 
 LEVEL = 0.05
-"""Two-sided level below which a difference counts."""
+"""Two-sided significance level."""
 POWER = 0.8
-"""Share of cases in which a test finds a difference that is called detectable."""
+"""Power of a test for a difference that is called detectable."""
 FEWEST = 3
-"""Fewest scenarios or seeds for a test: with fewer, a difference could be peculiar to them."""
+"""Minimum number of scenarios or seeds for a test: fewer can show a difference peculiar to them."""
 RESAMPLES = 1000
 TIE = 0.005
 """Accuracies in percent that are closer than this print the same, and tie."""
 NAN = math.nan
 COLLAPSE = 15.0
-"""Points below the other seeds of its scenario by which a run counts as collapsed."""
+"""Points below the other seeds of its scenario from which a run counts as collapsed."""
 DOMINANT = 0.75
-"""Share of the scenarios' variances over seeds above which one scenario makes the t-test blind."""
+"""Share of the scenarios' summed variances over seeds above which one blinds the t-test."""
 _NORMAL = 1.959963984540054
 """The normal distribution's quantile at 97.5 %."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval; its ends are NaN where there is none."""
+    """A number with its 95 % interval; the ends are NaN if there is none."""
 
     value: float
     low: float = NAN
@@ -55,8 +55,8 @@ class Estimate:
     def text(self, decimals: int, *, signed: bool = False) -> str:
         """Return the number and its interval, if it has one.
 
-        A number that rounds to zero has no minus; an end of an interval keeps it, which says on
-        what side of zero it lies.
+        A number that rounds to zero has no minus sign; an end of an interval keeps it to show on
+        which side of zero it lies.
 
         >>> Estimate(-0.001, -0.004, 1).text(2, signed=True)
         '+0.00 [-0.00, +1.00]'
@@ -70,11 +70,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row against another over the scenarios and seeds that both have."""
+    """Comparison of two rows over their common scenarios and seeds."""
 
     difference: Estimate  # mean over scenarios of the mean differences (row - other) over seeds
-    # Two-sided, of Student's t-test that the scenarios' mean differences have mean 0; NaN for fewer
-    # than `FEWEST` scenarios, as is what the test can detect (see `detectable`).
+    # Two-sided, by Student's t-test that the scenarios' mean differences have mean 0; NaN for fewer
+    # than `FEWEST` scenarios, as is the detectable difference (see `detectable`).
     p_value: float
     detectable: float
     wins: int  # scenarios in which the row is better on average
@@ -91,7 +91,7 @@ def by_seed(sample: Sample, units: Collection[Unit], *, worst: bool = False) -> 
     """Return each complete seed's mean over units, or its smallest value.
 
     Args:
-        sample: Values in which a seed may lack units.
+        sample: Values; a seed can lack units.
         units: Units a seed must have to count.
         worst: Take the smallest value instead of the mean.
     """
@@ -135,7 +135,7 @@ def by_scenario(sample: Sample) -> dict[str, _Values]:
 def compare(
     row: Sample, other: Sample, *, lower_is_better: bool = False, tie: float = TIE
 ) -> Comparison:
-    """Compare two rows over the scenarios that both have; differences below ``tie`` are ties."""
+    """Compare two rows over their common scenarios; differences below ``tie`` are ties."""
     means = _differences(row, other)
     if not len(means):
         return Comparison(Estimate(NAN), NAN, NAN, 0, 0, 0)
@@ -152,22 +152,22 @@ def compare(
 
 
 def _differences(row: Sample, other: Sample) -> _Values:
-    """Return each scenario's mean difference between two rows, [scenarios that both have]."""
+    """Return each scenario's mean difference between two rows, [common scenarios]."""
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
     return np.array([group.mean() for group in by_scenario(gaps).values()])
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return comparisons of several rows with one, their p-values corrected (see `holm`)."""
+    """Return comparisons of several rows with the same one, with p-values corrected by `holm`."""
     p_values = holm([one.p_value for one in comparisons])
     return [replace(one, p_value=p) for one, p in zip(comparisons, p_values, strict=True)]
 
 
 def collapsed(row: Sample, other: Sample) -> list[tuple[Unit, int]]:
-    """Return the runs of a row that lie `COLLAPSE` points or more below its usual ones.
+    """Return the runs of a row that lie at least `COLLAPSE` points below its usual runs.
 
-    What counts is the difference to the other row with the same seed, whose data the run shares,
-    against the median of these differences over the scenario's seeds, of which it takes three.
+    A run is measured by its difference to the other row's run with the same seed, hence the same
+    data. Its reference is the median difference over the scenario's seeds, at least three.
     """
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
     usual = {
@@ -179,10 +179,10 @@ def collapsed(row: Sample, other: Sample) -> list[tuple[Unit, int]]:
 
 
 def is_blind(row: Sample, other: Sample) -> bool:
-    """Return whether the seeds of one scenario scatter so much that `compare` finds too little.
+    """Return whether the seeds of one scenario vary so much that `compare` loses power.
 
-    Its t-test takes the scenarios' means as equally noisy. If one of four has three quarters of
-    their variances, it rejects a true null hypothesis in less than about 3 % instead of 5 %.
+    Its t-test assumes equally noisy scenario means. If one of four scenarios has three quarters of
+    the summed variances, it rejects a true null hypothesis in less than about 3 % instead of 5 %.
     """
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
     groups = [group for group in by_scenario(gaps).values() if len(group) > 1]
@@ -210,9 +210,9 @@ def t_test(differences: _Values) -> float:
 def t_interval(differences: _Values) -> Estimate:
     """Return the mean with its 95 % interval by Student's distribution, dual to `t_test`.
 
-    The seeds' noise is in the scenarios' means, hence in the interval. A bootstrap over scenarios
-    cannot leave the range of the few there are, and misses the truth in up to a quarter of the
-    cases of three, an eighth of those of four.
+    Noise of the seeds is part of the scenario means, hence of the interval. A bootstrap over so few
+    scenarios cannot leave their range: it misses the true mean in up to a quarter of the cases with
+    three scenarios, and in up to an eighth with four.
 
     Args:
         differences: One per scenario, [n]; there is no interval for n < `FEWEST`.
@@ -227,10 +227,10 @@ def t_interval(differences: _Values) -> Estimate:
 
 
 def detectable(differences: _Values) -> float:
-    """Return the smallest true mean that `t_test` finds in four of five cases (80 % power).
+    """Return the smallest true mean that `t_test` detects with 80 % power.
 
-    It is that of the noncentral t distribution for the scatter of these differences: they say how
-    noisy such a comparison is, not how large its true difference is.
+    It follows from the noncentral t distribution with the scatter of these differences: they show
+    how noisy such a comparison is, not how large the true difference is.
 
     Args:
         differences: One per scenario, [n]; NaN is returned for n < `FEWEST`.
@@ -245,12 +245,12 @@ def detectable(differences: _Values) -> float:
 
 
 def clear_leads(differences: _Values) -> NDArray[np.bool_]:
-    """Return which alternatives are better than a reference by more than noise, bool [A].
+    """Return which alternatives are significantly better than a reference, bool [A].
 
-    It is a one-sided t-test over seeds at `LEVEL`, with Bonferroni's correction for A alternatives.
-    Few seeds estimate an alternative's own noise badly, so that it counts as no less than the
-    median of all; the test has the (n - 1) A degrees of freedom of all. The median, since one
-    alternative that falls apart must not hide the others.
+    This is a one-sided t-test over seeds at `LEVEL`, with Bonferroni correction for A alternatives.
+    Few seeds estimate noise badly, so each standard error is raised to at least the median of all,
+    and the test has (n - 1) A degrees of freedom, those of all. The median is used so that one
+    unstable alternative does not hide the others.
 
     Args:
         differences: Alternative minus reference, of the same seeds, [A, n]; none is better for
@@ -293,12 +293,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def best_rows(
     samples: Sequence[Sample], units: Collection[Unit], *, lower_is_better: bool = False
 ) -> tuple[int | None, int | None]:
-    """Return which row is best and which second, where tests support it.
+    """Return the best and the second-best row, where tests support it.
 
     The best is better than every other row, the second than every row but the best: t-tests over
-    the scenarios and seeds that two rows share, p < `LEVEL` after Holm's correction. There is no
-    best among fewer than two rows or over fewer than `FEWEST` scenarios, and no second without one.
-    ``units`` are those that a seed must have to count for the order.
+    the common scenarios and seeds of two rows, p < `LEVEL` after Holm's correction. There is no
+    best among fewer than two rows or over fewer than `FEWEST` scenarios, and no second without a
+    best. Only seeds that have all ``units`` count for the order.
     """
     wanted = set(units)
     if len({scenario for _, scenario in wanted}) < FEWEST:
@@ -315,7 +315,7 @@ def best_rows(
     def beats_all(number: int, others: Sequence[int]) -> bool:
         sign = -1 if lower_is_better else 1
         p_values = []
-        for other in others:  # the closest first: most often it decides
+        for other in others:  # the closest first: it usually decides
             means = _differences(kept[number], kept[other])
             p_values.append(t_test(means))
             if not (p_values[-1] < LEVEL and sign * means.mean() > 0):
@@ -354,7 +354,7 @@ def _ends(found: _Values) -> tuple[float, float]:
 
 
 def interquartile_mean(values: _Values, counts: _Values | None = None) -> _Values:
-    """Return the mean of what is left without the lowest and the highest quarter, rounded down.
+    """Return the mean without the lowest and the highest quarter, whose size is rounded down.
 
     Args:
         values: [n].
@@ -363,7 +363,7 @@ def interquartile_mean(values: _Values, counts: _Values | None = None) -> _Value
     order = np.argsort(values)
     counts = np.ones(len(values)) if counts is None else counts[..., order]
     cut = len(values) // 4
-    upto = counts.cumsum(axis=-1)  # how many of the sorted values are here or before
+    upto = counts.cumsum(axis=-1)  # number of sorted values up to here
     inside = np.minimum(upto, len(values) - cut) - np.maximum(upto - counts, cut)
     return np.asarray(inside.clip(0) @ values[order] / (len(values) - 2 * cut))
 
@@ -371,11 +371,11 @@ def interquartile_mean(values: _Values, counts: _Values | None = None) -> _Value
 def iqm(sample: Sample) -> Estimate:
     """Return the interquartile mean over scenarios and seeds (Agarwal et al., NeurIPS 2021).
 
-    The interval comes from a bootstrap over seeds inside each scenario, and so is about these
+    The interval comes from a bootstrap over seeds inside each scenario, so it concerns these
     scenarios alone; there is none if each scenario has one seed. A bootstrap of few seeds is too
     narrow by the square root of seeds / (seeds - 1), and Student's quantile is larger than the
-    normal one: by both it is widened. In simulations of four scenarios and three seeds it then
-    misses the truth in 5 to 9 % of cases, without that in 14 to 20 %.
+    normal one; the interval is widened by both. In simulations of four scenarios and three seeds it
+    then misses the true value in 5 to 9 % of cases, without widening in 14 to 20 %.
     """
     from scipy.special import stdtrit
 
@@ -392,9 +392,9 @@ def iqm(sample: Sample) -> Estimate:
 def performance_profile(sample: Sample, thresholds: _Values) -> tuple[_Values, _Values, _Values]:
     """Return a performance profile: the share of runs that reach each threshold, and its interval.
 
-    It is the mean over scenarios of the share of their seeds (Agarwal et al., NeurIPS 2021); the
-    interval is of a bootstrap as for `iqm`, not widened since a share has bounds, and NaN if each
-    scenario has one seed. All are [T], like `thresholds`.
+    The share is that of seeds, averaged over scenarios (Agarwal et al., NeurIPS 2021). The interval
+    is from a bootstrap as for `iqm`, not widened because a share has bounds, and NaN if each
+    scenario has one seed. All are [T], like ``thresholds``.
     """
     groups = list(by_scenario(sample).values())
     counts = tuple(map(len, groups))
@@ -408,7 +408,7 @@ def performance_profile(sample: Sample, thresholds: _Values) -> tuple[_Values, _
 def deviation(values: Sequence[float]) -> Estimate:
     """Return the sample standard deviation of at least two values, with its interval.
 
-    The interval is that for normally distributed values, by the chi-square distribution.
+    The interval assumes normally distributed values, by the chi-square distribution.
     """
     from scipy.special import chdtri
 
@@ -418,9 +418,9 @@ def deviation(values: Sequence[float]) -> Estimate:
 
 
 def smallest_difference(spread: float, seeds: int) -> float:
-    """Return the difference that two methods must have for seeds to show it.
+    """Return the smallest difference between two methods that seeds can show.
 
-    An unpaired two-sided t-test at 5 % finds it in about four of five cases, if both methods have
+    An unpaired two-sided t-test at 5 % detects it with about 80 % power if both methods have
     ``seeds`` seeds and the standard deviation ``spread``.
     """
     from scipy.special import stdtrit
@@ -433,9 +433,9 @@ def smallest_difference(spread: float, seeds: int) -> float:
 def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) -> Estimate:
     """Return the probability that a run of the row is better than one of the other.
 
-    It is the share of pairs of seeds in which it is better, a tie counting half, averaged over the
-    scenarios, with the seeds that both have there (Agarwal et al., NeurIPS 2021); the
-    interval is of a bootstrap as for `iqm`, not widened: in simulations it misses 5 to 8 %.
+    It is the share of pairs of seeds in which it is better, with ties counted as half, averaged
+    over scenarios, for their common seeds (Agarwal et al., NeurIPS 2021). The interval is from a
+    bootstrap as for `iqm`, not widened: in simulations it misses the true value in 5 to 8 %.
     """
     mine = by_scenario({pair: value for pair, value in row.items() if pair in other})
     theirs = by_scenario({pair: value for pair, value in other.items() if pair in row})
@@ -443,7 +443,7 @@ def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) ->
     if not both:
         return Estimate(NAN)
     counts = tuple(zip(*((len(mine[s]), len(theirs[s])) for s in both), strict=True))
-    shares = np.zeros((sum(counts[0]), sum(counts[1])))  # what each pair of seeds adds to the mean
+    shares = np.zeros((sum(counts[0]), sum(counts[1])))  # contribution of each pair of seeds
     rows = columns = 0
     for scenario in both:
         gaps = mine[scenario][:, None] - theirs[scenario]

@@ -28,7 +28,7 @@ class ResultsStore:
     """The records of a results folder.
 
     Args:
-        root: The folder; records are under ``runs/`` one a file, or packed under ``records/``;
+        root: The folder; records are under ``runs/``, one per file, or packed under ``records/``;
             checkpoints of unfinished runs under ``checkpoints/``, partitions under ``partitions/``.
     """
 
@@ -41,29 +41,29 @@ class ResultsStore:
         self._sound: dict[Source, bool] = {}
 
     def check_writable(self) -> None:
-        """Raise `DataError` in one sentence if records could not be written here."""
+        """Raise `DataError` with a one-sentence message if records cannot be written here."""
         check_writable(self.runs)
 
     def path(self, key: str) -> Path:
-        """Return where the record of a key is, or will be."""
+        """Return the path of a key's record, whether or not it exists."""
         path = self.runs / f"{key}.json"
         packed = None if path.exists() else self.packed().get(key)
         return packed.source.path if packed else path
 
     def checkpoint(self, key: str) -> Path:
-        """Return where the checkpoint of a key is."""
+        """Return the path of a key's checkpoint."""
         return self.checkpoints / f"{key}.safetensors"
 
     def model(self, key: str, which: str) -> Path:
-        """Return where a kept model of a run, ``last`` or ``best``, is or will be."""
+        """Return the path of a kept model of a run, ``last`` or ``best``."""
         return self.runs / f"{key}.{which}.safetensors"
 
     def has_models(self, key: str, keep: Collection[str]) -> bool:
-        """Return whether all models that are to be kept of a run are there."""
+        """Return whether all models to keep of a run exist."""
         return all(self.model(key, which).exists() for which in keep)
 
     def state(self, key: str, keep: Collection[str] = ()) -> str:
-        """Return ``there``, ``begun`` or ``to do``; without a model to ``keep``, a run is to do."""
+        """Return ``there``, ``begun`` or ``to do``; ``there`` needs all models to ``keep``."""
         if self.has_models(key, keep) and self.holds(key):
             return "there"
         return "begun" if self.checkpoint(key).exists() else "to do"
@@ -79,11 +79,11 @@ class ResultsStore:
         there = find_records(self.root, packed=True)
         if there != self._packed[0]:
             found, _ = read_folder(self.root, packed=True)
-            self._packed = there, {run.key: run for run in reversed(found)}  # the first counts
+            self._packed = there, {run.key: run for run in reversed(found)}  # the first is used
         return self._packed[1]
 
     def holds(self, key: str) -> bool:
-        """Return whether the record of a key is there and can be read; it stays where it is."""
+        """Return whether the record of a key exists and can be read; it is not set aside."""
         try:
             RunRecord.parse(read_record(self.runs / f"{key}.json"), key)
         except (OSError, DataError):
@@ -104,7 +104,7 @@ class ResultsStore:
         return packed.record() if packed else single
 
     def single(self, key: str) -> RunRecord | None:
-        """Return the record in a file of its own, as `load` does."""
+        """Return the record in its own file, as `load` does."""
         path = self.runs / f"{key}.json"
         try:
             return RunRecord.parse(read_record(path), key)
@@ -120,7 +120,7 @@ class ResultsStore:
     def set_aside(self, key: str, ending: str = "") -> str:
         """Rename a record, so that a new one can take its place, and return its new name.
 
-        A packed record stays where it is; a single file wins over it.
+        A packed record stays where it is; a single file takes precedence over it.
         """
         return sources.set_aside(self.runs / f"{key}.json", ending)
 
@@ -131,7 +131,7 @@ class ResultsStore:
         return path
 
     def note_tuned(self, record: RunRecord, tuned: TunedRecord | None) -> RunRecord:
-        """Add what tuning chose to a record that existed before, and return the record."""
+        """Add the result of tuning to an existing record, and return the record."""
         if tuned is None or record.tuned == tuned:
             return record
         record = record.model_copy(update={"tuned": tuned})
@@ -145,9 +145,9 @@ class ResultsStore:
 
 @lru_cache(maxsize=8)
 def open_results(root: Path) -> ResultsStore:
-    """Return the store of a results folder: one for all who ask, so that its files are read once.
+    """Return the store of a results folder, shared by all callers so that files are read once.
 
-    It looks at the folder whenever it is asked, so that files may come and go.
+    It lists the folder on every call, so that files can come and go.
     """
     return ResultsStore(root)
 
@@ -177,7 +177,7 @@ def _packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
 def pack_runs(root: Path) -> list[Path]:
     """Move the single records of a results folder into packed files; see `sources.pack`.
 
-    There is one for each data set, protocol and recipe, or several if its records are many.
+    There is one for each data set, protocol and recipe, or several if there are many records.
     """
     return sources.pack(partial(_packables, root))
 

@@ -1,4 +1,4 @@
-"""Ledgers of equal tuning: a method's trials, their values and costs, and the one that won."""
+"""Ledgers of equal tuning: a method's trials, their values and costs, and the chosen trial."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from feddg_bench.records.statistics import clear_leads, mean_and_std
 logger = logging.getLogger(__name__)
 
 FOLDER = "tuning"
-"""Name of the results folder, inside another, that holds ledgers and the trials' records."""
+"""Subfolder of a results folder that holds ledgers and the trials' records."""
 Rule = Literal["mean_last_fifth", "paired"]
-"""How a trial is chosen. Its value is the mean over the last fifth of the evaluated rounds, at
-least `FEWEST`, of the key metric on held-out images of the training domains: single rounds swing,
-and tables show the last. Under ``mean_last_fifth``, the first rule, the largest mean over seeds
-wins. Under ``paired`` the first trial, which is the recipe's, wins unless another leads by more
-than noise over at least three seeds (see `clear_leads`)."""
+"""Rule that chooses a trial. A trial's value is the mean over the last fifth of the evaluated
+rounds, at least `FEWEST`, of the key metric on held-out images of the training domains: single
+rounds fluctuate, and tables show the last. ``mean_last_fifth``, the first rule, chooses the largest
+mean over seeds. ``paired`` chooses the first trial, which is the recipe's, unless another is
+significantly better over at least three seeds (see `clear_leads`)."""
 FEWEST = 3
-"""Fewest evaluated rounds in that mean, if there are so many."""
+"""Minimum number of evaluated rounds in that mean, if there are so many."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Setting = Annotated[str, Field(pattern=r"^(train|federation|hyper)\.[a-z0-9_]+$")]
@@ -52,7 +52,7 @@ class _Part(BaseModel):
 
 
 def _several(values: Any, one: str, several: str) -> Any:
-    """Convert values from the first form of ledgers, which had one seed."""
+    """Convert values from the first format of ledgers, which had one seed."""
     if not isinstance(values, dict) or one not in values:
         return values
     return {name: v for name, v in values.items() if name != one} | {several: [values[one]]}
@@ -61,14 +61,14 @@ def _several(values: Any, one: str, several: str) -> Any:
 class Trial(_Part):
     """One trial."""
 
-    settings: dict[Setting, bool | int | float | str]  # by dotted key; empty: the recipe's own
+    settings: dict[Setting, bool | int | float | str]  # by dotted key; empty for the recipe's own
     keys: tuple[Hash, ...]  # of its runs, one per seed
     id_val: Finite | None  # see `Rule`: the mean over seeds; `None` if a run failed
-    values: Later[tuple[Finite, ...]] = None  # the same of each seed; absent if a run failed
+    values: Later[tuple[Finite, ...]] = None  # the same per seed; absent if a run failed
     lead: Later[Finite] = None  # mean difference of `values` from the first trial's
     standard_error: Later[Positive] = None  # of `lead`, over seeds
     seconds: Positive | None  # total of its runs
-    error: str | None = None  # why one failed
+    error: str | None = None  # reason why a run failed
 
     @model_validator(mode="before")
     @classmethod
@@ -77,7 +77,7 @@ class Trial(_Part):
 
 
 class TuningLedger(_Part):
-    """The trials of one method in one frame, and which of them won."""
+    """The trials of one method in one setup, and the chosen trial."""
 
     format: Literal[1, 2] = 2
     method: str
@@ -85,12 +85,12 @@ class TuningLedger(_Part):
     protocol: str
     recipe: str
     scenario: str
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)]  # every trial was made with each of them
-    given: tuple[str, ...]  # ``KEY=VALUE`` of all trials, on top of the recipe
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]  # each trial was run with all of them
+    given: tuple[str, ...]  # ``KEY=VALUE`` of all trials, in addition to the recipe
     metric: str  # the data set's key metric
     rule: Rule = "mean_last_fifth"
     trials: tuple[Trial, ...]
-    chosen: int | None  # position of the trial that won; `None`: all failed
+    chosen: int | None  # position of the chosen trial; `None` if all failed
 
     @model_validator(mode="before")
     @classmethod
@@ -110,18 +110,18 @@ class TuningLedger(_Part):
 
     @property
     def settings(self) -> dict[str, bool | int | float | str]:
-        """Settings of the trial that won."""
+        """Settings of the chosen trial."""
         return {} if self.chosen is None else dict(self.trials[self.chosen].settings)
 
     def save(self, root: Path) -> Path:
-        """Write the ledger below a results folder atomically, and return its path."""
+        """Write the ledger to a results folder atomically, and return its path."""
         path = ledger_path(root, self.dataset, self.protocol, self.recipe, self.method)
         write_record(path, self.model_dump(mode="json"))
         return path
 
 
 def worth(record: RunRecord) -> float | None:
-    """Return the value that decides among trials, see `Rule`; ``None`` if it was not measured."""
+    """Return the value by which trials are compared, see `Rule`; ``None`` if not measured."""
     evaluations = [entry.evaluation for entry in record.rounds if entry.evaluation]
     last = evaluations[-max(FEWEST, len(evaluations) // 5) :]
     values = [split_metric(evaluation, "id_val", record.metric.name) for evaluation in last]
@@ -130,7 +130,7 @@ def worth(record: RunRecord) -> float | None:
 
 
 def with_leads(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Return trials with how far each leads the first, for those that both have values."""
+    """Return trials with their leads over the first, where both have values."""
     first = trials[0].values
     found = [trials[0]]
     for trial in trials[1:]:
@@ -144,22 +144,22 @@ def with_leads(trials: Sequence[Trial]) -> tuple[Trial, ...]:
 
 
 def winners(trials: Sequence[Trial], rule: Rule) -> tuple[int, ...]:
-    """Return the positions of the trials that a rule may choose, the first one first.
+    """Return the positions of the trials that a rule can choose, in order.
 
     There are several if they are tied, and none if all trials failed. If the first trial failed, no
-    other can be compared with it, and the largest mean wins under both rules.
+    other can be compared with it, and both rules choose the largest mean.
     """
     means = {i: trial.id_val for i, trial in enumerate(trials) if trial.id_val is not None}
     if rule == "paired" and 0 in means:
         means = {i: means[i] for i in _ahead(trials)} or {0: means[0]}
     highest = max(means.values(), default=0)
-    # Values that differ by rounding alone are tied, as do means of the same counts of images that
-    # were added in another order.
+    # Values that differ only by rounding are tied, such as means of the same counts of images
+    # summed in another order.
     return tuple(i for i, value in means.items() if math.isclose(value, highest, rel_tol=1e-12))
 
 
 def _ahead(trials: Sequence[Trial]) -> list[int]:
-    """Return the positions of the trials that lead the first by more than noise."""
+    """Return the positions of the trials that are significantly better than the first."""
     first, *others = (None if trial.values is None else np.array(trial.values) for trial in trials)
     rivals = {i: values - first for i, values in enumerate(others, 1) if values is not None}
     if first is None or not rivals:
@@ -169,7 +169,7 @@ def _ahead(trials: Sequence[Trial]) -> list[int]:
 
 
 def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: str) -> Path:
-    """Return where a method's ledger is below a results folder, unless it is packed."""
+    """Return the path of a method's ledger in a results folder, unless it is packed."""
     frame = file_name(dataset, protocol, recipe)
     return root / FOLDER / frame / f"{file_name(method)}.json"
 
@@ -177,7 +177,7 @@ def ledger_path(root: Path, dataset: str, protocol: str, recipe: str, method: st
 def find_ledger(
     root: Path, dataset: str, protocol: str, recipe: str, method: str
 ) -> tuple[Path, TuningLedger] | None:
-    """Return a method's ledger in a results folder and its file, single or packed, if it is there.
+    """Return a method's ledger in a results folder and its file, single or packed, if it exists.
 
     Raises:
         DataError: If its file cannot be read.
@@ -201,7 +201,7 @@ def load_ledger(root: Path, dataset: str, protocol: str, recipe: str, method: st
     ``recipe`` is a name or the path of a file.
 
     Raises:
-        SettingsError: If there is none, or no trial of it succeeded.
+        SettingsError: If there is no ledger, or all its trials failed.
         DataError: If its file cannot be read.
     """
     name = Path(recipe).stem
@@ -243,10 +243,10 @@ def _packables(root: Path) -> tuple[list[Packable], dict[Path, str]]:
 
 
 def pack_ledgers(root: Path) -> list[Path]:
-    """Move single ledgers into packed files, one a data set, protocol and recipe; see `pack`."""
+    """Move single ledgers into packed files, one per data set, protocol and recipe; see `pack`."""
     packed = pack(partial(_packables, root))
     for path in packed:
-        with suppress(OSError):  # something else lies there
+        with suppress(OSError):  # it holds something else
             path.with_suffix("").rmdir()
     return packed
 
@@ -257,7 +257,7 @@ def unpack_ledgers(root: Path) -> list[Path]:
 
 
 def _packed(single: Path) -> Path:
-    """Return where a ledger is if it is packed: in a line of its frame's file."""
+    """Return the packed file, one per setup, that a single ledger belongs to."""
     return single.parent.with_name(f"{single.parent.name}.jsonl")
 
 

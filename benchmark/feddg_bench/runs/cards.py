@@ -1,4 +1,4 @@
-"""A method's card: what it does, and what leaves a client, seen in a tiny run's real messages."""
+"""Method cards: description of a method, and the real messages of a tiny run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ CLIENTS, PER_ROUND, PER_CLIENT, ROUNDS = 4, 2, 8, 3
 
 
 SHIPPED = Path(str(resources.files("feddg_methods"))) / "cards.json"
-"""What built-in methods were seen to send and keep on Digits4, by `tests.cards`."""
+"""Messages and kept state of built-in methods on Digits4, recorded by `tests.cards`."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One declared thing that is sent or kept."""
+    """One declared item that is sent or kept."""
 
     name: str  # its declared name, such as `weights` or `style`
     tensors: dict[str, str]  # name -> type and shape; Python type of anything but a tensor
@@ -50,27 +50,27 @@ class Item:
 
 @dataclass(frozen=True)
 class CardMessage:
-    """What one client sends or receives with one call."""
+    """Message that one client sends or receives with one call."""
 
     direction: str  # `down` to the client or `up` to the server
     call: str  # name of the client function
-    when: str  # how often, and who
+    when: str  # how often, and which clients
     items: tuple[Item, ...]  # content; sizes are those of the last message seen
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """What a method was seen to send and keep, and how its published code differs."""
+    """Recorded messages and kept state of a method, and deviations of its published code."""
 
-    backbone: str  # backbone and number of classes of the run in which messages were seen
-    messages: tuple[CardMessage, ...]  # what is sent, in the order of a round
-    server: tuple[Item, ...]  # what the server keeps between rounds, besides the model
-    client: tuple[Item, ...]  # what a client keeps between its tasks
-    # How often an image that is trained on passes through the backbone; a pass without gradients
-    # costs a third of one with, and counts as much.
+    backbone: str  # backbone and number of classes of the recorded run
+    messages: tuple[CardMessage, ...]  # messages in the order of a round
+    server: tuple[Item, ...]  # state that the server keeps between rounds, besides the model
+    client: tuple[Item, ...]  # state that a client keeps between its tasks
+    # Passes of a training image through the backbone; a pass without gradients costs a third of one
+    # with gradients, and counts as a third.
     passes: float
-    # Where published code differs from its paper, and what the method does: what its module
-    # declares as `DEVIATIONS`; `None` where it declares nothing.
+    # Deviations of published code from its paper, and what the method does, as its module declares
+    # in `DEVIATIONS`; `None` if it declares nothing.
     deviations: tuple[str, ...] | None
 
 
@@ -78,7 +78,7 @@ _CROSSING = TypeAdapter(Crossing)
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    """Return what a method says about itself, as JSON values; needs no PyTorch."""
+    """Return a method's own description, as JSON values; needs no PyTorch."""
     method, hyper = outline(plan.settings.method), plan.settings.hyper
     return {
         "name": plan.settings.method,
@@ -99,14 +99,14 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 
 def card_request(names: Mapping[str, Any], pairs: Iterable[str] = ()) -> Request:
-    """Return the request for the run of which a card shows the messages, lodo's first scenario."""
+    """Return the request for the run whose messages a card shows, lodo's first scenario."""
     return Request.read(flags={"protocol": "lodo", **names}, pairs=pairs)
 
 
 def shipped_card(method: str, key: str | None = None) -> Crossing | None:
-    """Return what a built-in method was seen to send and keep; ``None`` if that is not on file.
+    """Return the shipped messages and kept state of a built-in method; ``None`` if there are none.
 
-    ``key`` is the key of the run that should have been looked at.
+    ``key`` is the key that the recorded run must have.
     """
     entry = _shipped().get(method)
     if entry is None or key not in (None, entry["key"]):
@@ -122,7 +122,7 @@ def _shipped() -> dict[str, dict[str, Any]]:
 
 
 def see_crossing(plan: Plan) -> Crossing:
-    """Run the method on a few random images, and return what was sent and kept.
+    """Run the method on a few random images, and return its messages and kept state.
 
     Data, clients and rounds of the plan are replaced by tiny ones.
     """
@@ -155,7 +155,7 @@ def see_crossing(plan: Plan) -> Crossing:
 
 
 class _Listener(Observer):
-    """Notes the form of everything that is sent, and what clients keep."""
+    """Records types and shapes of all messages, and the state that clients keep."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, str], dict[str, Item]] = {}
@@ -177,7 +177,7 @@ class _Listener(Observer):
         self.kept = reply.memory or self.kept
 
     def round(self, run: Run, result: RoundResult) -> None:
-        if result.round == 1:  # in which operations are counted, for which work is done twice
+        if result.round == 1:  # its operations are counted, for which work is done twice
             self.trained, self.through = 0, 0.0
 
     def watch(self, backbone: nn.Module) -> None:
@@ -199,7 +199,7 @@ class _Listener(Observer):
         seen.update((item.name, item) for item in _items(payload))
 
     def messages(self, clients: int, versions: Mapping[str, int]) -> Iterator[CardMessage]:
-        """Yield what was seen, call by call; ``versions`` says how often broadcasts changed."""
+        """Yield the recorded messages by call; ``versions`` counts versions of broadcasts."""
         for name, item in self.seen.get(("down", ""), {}).items():
             often = "each round it has changed" if versions.get(name, 0) > 1 else "once"
             yield CardMessage("down", "broadcast", f"{often}, to every client asked", (item,))
@@ -236,7 +236,7 @@ def facts_text(card: Mapping[str, Any]) -> str:
 
 
 def _requirements(method: Outline) -> Iterator[str]:
-    """Yield what a method needs of data, settings and files, as sentences."""
+    """Yield a method's requirements on data, settings and files, as sentences."""
     yield f"Learns: {', '.join(method.tasks)}."
     yield "Images: red, green and blue." if method.rgb_only else "Images: of any channels."
     if method.client_validation:
@@ -251,7 +251,7 @@ def _requirements(method: Outline) -> Iterator[str]:
 
 
 def protection_text(method: Outline) -> str:
-    """Return a card's list of what leaves a client, who sees it, and what can protect it."""
+    """Return a card's list of data that leave a client, who sees them, and possible protection."""
     why = method.obstacles
     sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method.uplink))
     received = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
@@ -281,7 +281,7 @@ def results_text(method: str, folders: Iterable[Path]) -> str:
 
 
 def _result(path: Path, method: str) -> Iterator[str]:
-    """Yield the mean over test domains in a table of the suite's own, and the difference there."""
+    """Yield the mean over test domains in a suite's table, and the difference to its reference."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = [
             row
@@ -349,15 +349,15 @@ _JOURNALS = ("TKDE", "TMLR")
 class Reference:
     """A paper."""
 
-    authors: tuple[str, ...]  # as the citation has them, with or without first names
+    authors: tuple[str, ...]  # as in the citation, with or without first names
     title: str
     year: str
     venue: str = ""  # such as `CVPR`; empty for a preprint
-    arxiv: str = ""  # number there; empty if none is given
+    arxiv: str = ""  # arXiv number; empty if none is given
 
     @property
     def link(self) -> str:
-        """Where to find the paper: on arXiv, or else by its title in dblp."""
+        """URL of the paper: on arXiv, or else a search for its title in dblp."""
         if self.arxiv:
             return f"https://arxiv.org/abs/{self.arxiv}"
         return f"https://dblp.org/search?q={quote_plus(self.title)}"
@@ -381,7 +381,7 @@ class Reference:
 def references(citation: str) -> Iterator[Reference]:
     """Yield the papers of a citation: ``AUTHORS: TITLE, VENUE YEAR, arXiv NUMBER``, by semicolons.
 
-    Parts of another form are left out: the citation is shown as it is, too.
+    Parts of another form are left out: the citation itself is shown, too.
 
     >>> [(r.authors, r.venue) for r in references("A. Li and Bo: Of X: Y, ICML 2020; see there")]
     [(('A. Li', 'Bo'), 'ICML')]

@@ -1,9 +1,9 @@
-"""Checkpoints: all that a run needs to go on, in files that are whole or absent.
+"""Checkpoints: all that is needed to resume a run, in files that are complete or absent.
 
-The file that is named after the run holds the record, the server's state, and the SHA-256 of each
-client's state. Clients' states are files in a folder of their own, named after their SHA-256, so
-that only those that changed are written. They are written before the file that lists them, and
-removed after no file lists them: at any instant, a checkpoint and all that it lists are there.
+The file named after the run holds the record, the server's state, and the SHA-256 of each client's
+state. Clients' states are files in a separate folder, named after their SHA-256, so that only
+changed ones are written. They are written before the file that lists them, and removed after no
+file lists them: at any time, a checkpoint and all files that it lists exist.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _BEGINNING = b"feddg-bench checkpoint 3\n"
 _DIGEST = 32
 """Length in bytes of the SHA-256 of everything after it."""
 SECONDS = 30.0
-"""Time between checkpoints where no number of rounds is given."""
+"""Seconds between checkpoints if no number of rounds is given."""
 
 Known = dict[str, tuple[Payload, str]]
 """States of clients whose SHA-256 has been computed; a state is never changed in place."""
 
 
 class Checkpoint(BaseModel):
-    """What a checkpoint holds."""
+    """Content of a checkpoint."""
 
     model_config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
-    server: dict[str, Any]  # what `feddg_bench.core.server.Server.state` returned
+    server: dict[str, Any]  # output of `feddg_bench.core.server.Server.state`
     record: RunRecord  # the record so far
-    settings: dict[str, Any]  # the run's settled settings
-    recipe: str  # label of where they came from
+    settings: dict[str, Any]  # the run's resolved settings
+    recipe: str  # label of their origin
     data_root: str | None  # folder of the data
-    keep: list[str] = []  # global models to keep beside the record
+    keep: list[str] = []  # global models to keep with the record
 
     @field_validator("settings")
     @classmethod
@@ -58,19 +58,19 @@ class Checkpoint(BaseModel):
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint, known: Known | None = None) -> None:
-    """Write a checkpoint: the states of clients that are not on disk yet, and all else.
+    """Write a checkpoint: the states of clients that are not on disk yet, and everything else.
 
     Args:
-        path: Where it is.
+        path: Path of the checkpoint.
         checkpoint: Its content.
-        known: Digests of clients' states as of an earlier call, which are brought up to date.
+        known: Digests of clients' states from an earlier call; updated in place.
 
     Raises:
         DataError: If it cannot be written; the checkpoint of an earlier round stays.
     """
     known = {} if known is None else known
     folder, clients = states_folder(path), checkpoint.server["clients"]
-    for _ in range(2):  # who ended the same run just now removed its checkpoint
+    for _ in range(2):  # again if a process that ended the same run just removed the files
         there, digests = set(_files(folder)), {}
         for name, state in clients.items():
             held, digest = known.get(name, (None, ""))
@@ -110,7 +110,7 @@ def _save_state(folder: Path, state: Payload, there: set[str]) -> str:
 
 
 def _load_states(path: Path, digests: Any) -> dict[str, Payload]:
-    """Return the clients' states that a checkpoint names by their digests.
+    """Return the clients' states that a checkpoint lists by their digests.
 
     Raises:
         DataError: If one is missing or damaged.
@@ -122,7 +122,7 @@ def _load_states(path: Path, digests: Any) -> dict[str, Payload]:
             states[name] = {}
             continue
         file = there.get(digest) if isinstance(digest, str) else None
-        if file is None:  # no path is made of what a file says
+        if file is None:  # no path is made from the content of a file
             raise DataError(f"the state of client {printable(name)} is missing")
         plain_file(file)
         data = file.read_bytes()
@@ -136,7 +136,7 @@ class CheckpointWriter:
     """Writes a run's checkpoints in a thread, one at a time.
 
     Args:
-        path: Where the checkpoint is.
+        path: Path of the checkpoint.
         every: Rounds between checkpoints; ``None`` for `SECONDS` between them.
     """
 
@@ -149,7 +149,7 @@ class CheckpointWriter:
         self._written: Future[None] | None = None
 
     def offer(self, number: int, make: Callable[[], Checkpoint]) -> None:
-        """Write the state after a round if that is due; keep it for `write` in any case.
+        """Write the state after a round if that is due; otherwise keep it for `finish`.
 
         Args:
             number: Number of the round.
@@ -184,7 +184,7 @@ class CheckpointWriter:
             written.result()
 
     def finish(self, *, write: bool) -> None:
-        """End the thread, and before, if wanted, write the latest state that was offered.
+        """Write the latest state that was offered, if wanted, and end the thread.
 
         Raises:
             DataError: If it cannot be written.
@@ -198,7 +198,7 @@ class CheckpointWriter:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Return what `save_checkpoint` wrote.
+    """Return the checkpoint that `save_checkpoint` wrote.
 
     Raises:
         DataError: If a file is missing or damaged, or belongs to another run than its name says.
@@ -237,7 +237,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 @contextmanager
 def going_on(path: Path) -> Iterator[None]:
-    """Report an error in a block as the checkpoint's, and say how to go on."""
+    """Report an error in a block as the checkpoint's, with a remedy."""
     try:
         yield
     except (DataError, OSError) as error:
@@ -248,12 +248,12 @@ def going_on(path: Path) -> Iterator[None]:
 
 
 def tidy(store: ResultsStore, *keys: str) -> None:
-    """Remove the checkpoints and partial files that killed processes left of recorded runs."""
+    """Remove checkpoints and partial files of recorded runs, left by killed processes."""
     left = [store.checkpoint(key) for key in keys]
     recorded = {*keys, ""}  # "" stands for `.writable`
     for folder in (store.runs, store.checkpoints):
         left += [part for part in folder.glob("*.part") if part.name.partition(".")[0] in recorded]
-    for part in store.partitions.glob("*.part"):  # runs share these: if one is there, it is whole
+    for part in store.partitions.glob("*.part"):  # shared by runs: an existing file is complete
         left += [part] if part.with_suffix("").with_suffix("").exists() else []
     for path in left:
         with suppress(OSError):

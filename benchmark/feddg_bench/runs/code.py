@@ -1,4 +1,4 @@
-"""Which code made a record: a digest of the plugin's source that comments do not change."""
+"""Code behind a record: a digest of the plugin's source that ignores comments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def code_digest(method: type[Method]) -> str:
 
 
 def check_same_code(record: RunRecord) -> None:
-    """Refuse a record whose method has changed since then without a new version.
+    """Refuse a record whose method has changed since it was made, without a new version.
 
     Raises:
         SettingsError: If the code has changed.
@@ -52,9 +52,9 @@ def check_same_code(record: RunRecord) -> None:
 
 
 def has_changed(record: RunRecord) -> bool:
-    """Tell whether the code of a record's method has changed since then.
+    """Return whether the code of a record's method has changed since the record was made.
 
-    A record without a digest is accepted, and so is one whose digest is listed as giving the same
+    A record without a digest is accepted, as is one whose digest is listed as giving the same
     numbers (`harmless`).
     """
     if record.code is None:
@@ -78,7 +78,7 @@ def _collect(name: str, digests: dict[str, str]) -> None:
 
 @cache
 def _read(path: Path, package: str, _changed: int) -> tuple[str, tuple[str, ...]]:
-    """Return the digest of a source file of a package, and the modules that it may import."""
+    """Return the digest of a source file of a package, and the modules that it can import."""
     tree = ast.parse(path.read_bytes())
     imported: list[str] = []
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The driver: it takes runs through the federated loop while observers look on."""
+"""Driver: takes runs through the federated loop and notifies observers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from feddg_bench.runs.setup import Run, RunData, open_run
 
 
 def train(run: Run, *observers: Observer, until: int | None = None) -> None:
-    """Train and evaluate a run, and tell the observers in their order.
+    """Train and evaluate a run, and notify the observers in order.
 
-    A run restored from a checkpoint goes on from there. With ``until``, the run stops after that
+    A run restored from a checkpoint continues from there. With ``until``, the run stops after that
     round.
     """
     settings = run.plan.settings
@@ -75,8 +75,8 @@ def execute(
 ) -> RunRecord:
     """Train, evaluate and record one run, from its checkpoint if there is one.
 
-    ``keep`` says which global models to keep beside the record, ``last`` or ``best``; with
-    ``again``, an existing record is set aside for the new one.
+    ``keep`` lists the global models to keep with the record, ``last`` or ``best``; with ``again``,
+    an existing record is set aside for the new one.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.
@@ -88,7 +88,7 @@ def execute(
 
     run = open_run(plan, data, executor, resources, decoding)
     recorder = Recorder(run, data, resources, keep, again=again)
-    train(run, recorder, *observers)  # recorded first: a round that was shown is not lost
+    train(run, recorder, *observers)  # recorder first: a round that was shown is not lost
     return recorder.record
 
 
@@ -99,7 +99,7 @@ def recorded(
     key: str,
     tuned: TunedRecord | None,
 ) -> RunRecord | None:
-    """Return a run's record if there is one; ``tuned`` is noted in it.
+    """Return a run's record if there is one, with ``tuned`` added to it.
 
     Raises:
         FeddgError: If it was made from other images, or by other code of the same version.
@@ -119,10 +119,10 @@ def execute_all(
     keep: Collection[str] = (),
     again: bool = False,
 ) -> Iterator[RunRecord]:
-    """Make the runs that are not recorded yet, one after the other, and yield every record.
+    """Execute the runs that are not recorded yet, one after the other, and yield every record.
 
-    A recorded run that lacks a model to be kept is made again for it; for ``keep`` and ``again``
-    see `execute`.
+    A recorded run that lacks a model to keep is repeated; for ``keep`` and ``again`` see
+    `execute`.
 
     Raises:
         FeddgError: If the data, a file or a setting cannot be used.

@@ -28,7 +28,7 @@ class DomainImages(Dataset[Item]):
     """Images of one domain, or of one split in it.
 
     An item is an image, float32 [C, S, S] in [0, 1] for RGB, and its class id, or the target of a
-    regression. Images are decoded already and read from a file that processes share.
+    regression. Images are already decoded and read from a file shared by processes.
 
     Attributes:
         classes: Names of the classes.
@@ -69,14 +69,14 @@ def open_dataset(
         name: A data set; see ``feddg-bench datasets``.
         root: Folder of the data; else that of ``feddg-bench data path``, or ``$FEDDG_DATA``.
         protocol: ``ltdo``, ``lodo`` or ``wilds``, for the splits.
-        scenario: Such as ``ac-p-s``: gives the splits of a run, together with ``seed``.
+        scenario: Scenario, such as ``ac-p-s``: gives the splits of a run, together with ``seed``.
         seed: Seed of the run.
-        recipe: Recipe whose image size and splits are taken; else the data set's default.
-        settings: Settings in place of the recipe's, by key as in `run`: ``{"image_size": 64}``.
+        recipe: Recipe that gives image size and splits; else the data set's default.
+        settings: Settings that override the recipe's, by key as in `run`: ``{"image_size": 64}``.
         cache_dir: Folder of decoded images; else ``$FEDDG_CACHE`` or ``~/.cache``.
 
     Raises:
-        FeddgError: In one sentence, if something is unknown, missing or does not fit.
+        FeddgError: With a one-sentence message, if something is unknown, missing or does not fit.
     """
     if (scenario is None) != (seed is None):
         raise SettingsError("splits need a scenario and a seed: give both, or neither")

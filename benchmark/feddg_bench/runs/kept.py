@@ -1,4 +1,4 @@
-"""Global models kept beside a record: safetensors files with all that is needed to load them."""
+"""Global models kept with a record: safetensors files with all data needed to load them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class KeptModel(BaseModel, frozen=True, extra="forbid"):
-    """What a file of weights says about itself."""
+    """Description of a model in its file."""
 
     key: str  # key of the run
     round: int = Field(ge=1)  # round after which these weights were the global model
@@ -52,7 +52,7 @@ class KeptModel(BaseModel, frozen=True, extra="forbid"):
     task: str  # `classification` or `regression`
     channels: int = Field(ge=1)  # of an image
     rgb: bool  # whether images are red, green and blue in [0, 1]
-    classes: tuple[str, ...] = ()  # names of the classes; the first models lack them
+    classes: tuple[str, ...] = ()  # names of the classes; early models lack them
 
 
 def save_model(path: Path, run: Run, number: int) -> None:
@@ -70,8 +70,8 @@ def save_model(path: Path, run: Run, number: int) -> None:
         rgb=is_rgb(federation),
         classes=run.plan.dataset.classes,
     )
-    # What evaluation would load: the global model, constant state, and private state as no client
-    # has touched it. A plugin's frozen networks, which come from files, are not copied.
+    # The state that evaluation would load: the global model, constant state, and initial private
+    # state. A plugin's frozen networks, which come from files, are not copied.
     state = run.method.state_dict() | run.private | run.method.global_model(run.server)
     tensors = {
         name: tensor.detach().cpu().contiguous()
@@ -83,7 +83,7 @@ def save_model(path: Path, run: Run, number: int) -> None:
 
 
 def digest(description: str, tensors: Weights) -> str:
-    """Return the SHA-256 of what a model says about itself and of its tensors, in hexadecimal."""
+    """Return the SHA-256 of a model's description and of its tensors, in hexadecimal."""
     sha256 = hashlib.sha256(description.encode())
     for name, tensor in sorted(tensors.items()):
         sha256.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -100,13 +100,13 @@ def _without_files(run: Run) -> RunSettings:
 
 
 def read_model(path: Path) -> tuple[KeptModel, Weights]:
-    """Return what `save_model` wrote.
+    """Return the description and weights that `save_model` wrote.
 
-    Models that earlier versions kept have no digest; a warning says so.
+    Models kept by earlier versions have no digest; a warning says so.
 
     Raises:
-        DataError: If the file is missing or damaged, is no kept model, or is that of another run or
-            round than its name says.
+        DataError: If the file is missing or damaged, is not a kept model, or belongs to another run
+            or round than its name says.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -132,10 +132,10 @@ def read_model(path: Path) -> tuple[KeptModel, Weights]:
 def _check(name: str, metadata: dict[str, str], facts: KeptModel, weights: Weights) -> None:
     """Check a kept model in a file of this name.
 
-    A file whose name does not begin with a run's key may hold the model of any run.
+    A file whose name does not begin with a run's key can hold the model of any run.
 
     Raises:
-        DataError: If something is wrong with it; the message is a part of a sentence.
+        DataError: If a check fails; the message is part of a sentence.
     """
     if metadata.get("digest") not in (None, digest(metadata["model"], weights)):
         raise DataError("its content has not the digest it was written with")
@@ -147,7 +147,7 @@ def _check(name: str, metadata: dict[str, str], facts: KeptModel, weights: Weigh
         raise DataError(f"it holds the model of round {facts.round}, and the run has {rounds}")
     if wrong := nonfinite(weights):
         raise DataError(f"{wrong.name} {wrong.reason}")
-    # Each class and channel has at least a number of its own.
+    # Each class and channel has at least one weight of its own.
     if max(facts.num_classes, facts.channels) > sum(map(Tensor.numel, weights.values())):
         raise DataError(
             f"it is too small for {facts.num_classes} classes and {facts.channels} channels"
@@ -157,9 +157,9 @@ def _check(name: str, metadata: dict[str, str], facts: KeptModel, weights: Weigh
 def load_model(key: str, results: str | Path = "runs", which: str = "last", **hyper: Any) -> Method:
     """Return the global model of a recorded run, in evaluation mode on the CPU.
 
-    It has ``classes``, the names of the classes; ``transform``, which makes a tensor of a file's
-    path, a Pillow image or a uint8 array, as the data set's images were made; and ``predict``,
-    which gives labels and probabilities (`feddg_bench.Method`).
+    It has ``classes``, the names of the classes; ``transform``, which converts a file's path, a
+    Pillow image or a uint8 array to a tensor, as for the data set's images; and ``predict``, which
+    returns labels and probabilities (`feddg_bench.Method`).
 
     Args:
         key: The run's key, or the path of a kept model's file.
@@ -169,7 +169,7 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
             built without them; a kept model does not hold them.
 
     Raises:
-        SettingsError: If ``which`` is neither, or the method cannot be built.
+        SettingsError: If ``which`` has another value, or the method cannot be built.
         DataError: If the run kept no such model, or the file is damaged or does not fit the method.
     """
     if not isinstance(key, str | Path):
@@ -202,7 +202,7 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
             clients=facts.clients,
             sources=facts.sources,
         )
-    except (RuntimeError, MemoryError) as error:  # PyTorch's, as where there is too little memory
+    except (RuntimeError, MemoryError) as error:  # from PyTorch, such as too little memory
         raise DataError(f"the model in {path} cannot be built: {in_a_line(error)}") from error
     expected = {
         name: tensor
@@ -224,15 +224,15 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
 
 
 def _classes(dataset: str, count: int) -> tuple[str, ...]:
-    """Return the classes of a data set whose model lacks them; numbers if they are not known."""
+    """Return a data set's classes for a model that lacks them; numbers if they are not known."""
     known: tuple[str, ...] = ()
-    with suppress(FeddgError):  # of a plugin that is not here
+    with suppress(FeddgError):  # its plugin is not installed
         known = getattr(load_dataset(dataset), "classes", ())
     return known if len(known) == count else tuple(map(str, range(count)))
 
 
 def image_tensor(image: Any, data: DataSettings) -> Tensor:
-    """Return an image as floats [3, S, S] in [0, 1], as a data set's store makes it.
+    """Return an image as floats [3, S, S] in [0, 1], converted as in a data set's store.
 
     Args:
         image: A file's path, a Pillow image, or a uint8 array [H, W, 3] or [H, W].

@@ -1,4 +1,4 @@
-"""The observer of runs: the base of progress, W&B, figures, profiles and cards."""
+"""Observer of runs: base class of progress, W&B, figures, profiles and cards."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Looks at runs and changes nothing. This base class does nothing: override what you need."""
+    """Observes runs and changes nothing. This base class does nothing: override what you need."""
 
     def decoding(self, done: int, total: int) -> None:
         """``done`` of the data set's ``total`` images are decoded into the store."""
 
     def already(self, plan: Plan, record: RunRecord) -> None:
-        """A run is not made, because it is already recorded."""
+        """A run is skipped because it is already recorded."""
 
     def begin(self, run: Run) -> None:
-        """A run starts, or goes on after ``run.done`` rounds."""
+        """A run starts, or continues after ``run.done`` rounds."""
 
     def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
-        """A client answered; ``task.memory`` is what it remembered before."""
+        """A client replied; ``task.memory`` is its memory before the task."""
 
     def round(self, run: Run, result: RoundResult) -> None:
-        """A round ended; round 0 is what comes before the first."""
+        """A round ended; round 0 is the phase before the first."""
 
     def stopped(self, run: Run) -> None:
         """An error or a signal is about to end the run before its last round."""
 
     def end(self, run: Run) -> None:
-        """The last round is over, and the record, if there is one, is saved."""
+        """The last round ended, and the record, if there is one, is saved."""

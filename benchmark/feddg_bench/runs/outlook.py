@@ -1,4 +1,4 @@
-"""What a command is about to compute: its setups in words, and how long they may take."""
+"""Preview of a command: descriptions of its setups, and an estimate of the time they take."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from feddg_bench.runs.cards import shipped_card
 from feddg_bench.runs.request import Plan
 
 ENOUGH = 0.5
-"""Seconds of a step after which `seconds_an_image` does not try a larger one."""
+"""Duration of a step in seconds above which `seconds_an_image` tries no larger one."""
 LARGEST = 128
-"""Most images of its steps: larger batches take as long for an image, and more memory."""
+"""Maximum images of its steps: larger batches take as long per image, and more memory."""
 
 
 def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
-    """Yield a line for each setup among runs, and one with the time that all may take here."""
+    """Yield a line for each setup of runs, and one with the estimated time of all runs here."""
     methods: dict[str, dict[str, None]] = {}
     for plan in plans:
         methods.setdefault(_set_up(plan), {})[plan.settings.method] = None
@@ -74,11 +74,11 @@ def _set_up(plan: Plan) -> str:
 
 
 def expected_seconds(plans: Sequence[Plan], resources: Resources) -> tuple[float, float, float]:
-    """Return how long runs may take here, and the seconds to train on an image and to evaluate one.
+    """Return the estimated seconds of runs here, of training on an image, and of evaluating one.
 
-    Images times passes times the time of an image, over the workers. Plain training is measured;
-    a built-in method that passes images through the network more often, as its card says, takes
-    that much longer. Decoding, the server's work and start-up are not counted.
+    The estimate is images times passes times seconds per image, over the workers. Plain training is
+    measured; a built-in method that passes images through the network more often, by its card, is
+    estimated to take that much longer. Decoding, the server's work and start-up are not counted.
     """
     workers = count_workers(resources, find_devices(resources.device))
     measured: dict[str, tuple[float, float]] = {}
@@ -110,7 +110,7 @@ def _passes(method: str) -> float:
 
 
 def _images(plan: Plan) -> tuple[int, int, int]:
-    """Return the training images, the clients that hold them, and the images of an evaluation."""
+    """Return the numbers of training images, of their clients, and of images of an evaluation."""
     s = plan.settings
     parts = spread(s, plan.dataset, plan.scenario)
     trained = sum(map(len, parts.clients.values()))
@@ -119,7 +119,7 @@ def _images(plan: Plan) -> tuple[int, int, int]:
 
 
 def evaluations(settings: EvaluationSettings, rounds: int) -> int:
-    """Return how many rounds of a run are evaluated.
+    """Return the number of evaluated rounds of a run.
 
     >>> evaluations(EvaluationSettings(every=5, start=10), 16)
     3
@@ -135,8 +135,8 @@ def seconds_an_image(
 
     Measured on random images with plain training (FedAvg) in the settings of a run, within about
     three seconds. Steps grow up to the run's batch size, at most `LARGEST`, unless a small one
-    takes long. No random stream of a run moves: streams are named, and the generators are left as
-    they were.
+    takes long. The run's random streams are not affected: streams are named, and the generators
+    stay unchanged.
     """
     size = min(settings.train.batch_size, LARGEST)
     sizes = [n for n in (2, 8, 32) if n < size] + [size]
@@ -158,7 +158,7 @@ def seconds_an_image(
         data = replace(federation, clients=parts, validation={})
         worker = Worker(WorkerSpec(plain, data, device, resources.threads, counts=False))
         weights = worker.method.state.federated_weights()
-        # Other programs, such as workers that start meanwhile, do not lengthen CPU time.
+        # CPU time is not affected by other programs, such as workers that start meanwhile.
         alone = device == "cpu" and resources.threads == 1
         for n in sizes:
             task = Task(f"holds {n}", "fit", 1, weights, {})

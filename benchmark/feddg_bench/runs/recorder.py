@@ -1,4 +1,4 @@
-"""What is kept of a run: its record, a checkpoint until it ends, and models on request."""
+"""Recorder of a run: its record, a checkpoint until it ends, and models on request."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from feddg_bench.runs.setup import Run, RunData
 logger = logging.getLogger(__name__)
 
 _AND = " and "
-"""Between the kinds of CPU that computed parts of one run."""
+"""Separator of the kinds of CPU that computed parts of one run."""
 _CHOOSING = ("val", "id_val")
-"""Splits that can choose the best model: the first of them that the run measures does."""
+"""Splits that can choose the best model: the first of them that the run measures is used."""
 
 
 class Recorder(Observer):
-    """Writes the record, checkpoints, and the models that are kept.
+    """Writes the record, checkpoints, and the models to keep.
 
-    The run goes on from its checkpoint if there is one, which also knows what was to be kept.
+    The run continues from its checkpoint if there is one, which also lists models to keep.
     ``keep`` and ``again`` are as in `feddg_bench.runs.driver.execute`.
 
     Raises:
@@ -75,9 +75,7 @@ class Recorder(Observer):
         self.keep = set(keep)
         self.again = again
         self.started = _now()
-        self.began = (
-            time.monotonic()
-        )  # a clock that is set while a run is under way moves dates only
+        self.began = time.monotonic()  # setting the clock during a run affects only dates
         self.seconds_before = 0.0
         self.tally = Tally()
         self.path = self.store.checkpoint(run.plan.key)
@@ -89,7 +87,7 @@ class Recorder(Observer):
                 if has_changed(kept.record):
                     raise DataError(f"the code of {kept.record.method} changed after it was made")
                 run.server.restore(kept.server)
-            # The plan says what the run is, the checkpoint what it has done so far.
+            # The plan defines the run, the checkpoint its progress.
             done = {name: getattr(kept.record, name) for name in ("once", "rounds", "time")}
             done["environment"] = kept.record.environment
             self.record = run.record = run.record.model_copy(update=done)
@@ -106,7 +104,7 @@ class Recorder(Observer):
             run.done = run.server.round
 
     def begin(self, run: Run) -> None:
-        """Note where the run is computed, by which code, and who holds what."""
+        """Record the environment, the code's digest, and the partition."""
         before = self.record.environment.cpu
         made_on = environment(
             self.resources,
@@ -164,7 +162,7 @@ class Recorder(Observer):
             self.writer.offer(result.round, self._checkpoint(run))
 
     def _checkpoint(self, run: Run) -> Callable[[], Checkpoint]:
-        """Return what makes a checkpoint of the present state, whatever the run does meanwhile."""
+        """Return a function that makes a checkpoint of the present state, even if called later."""
         state = run.server.state()
         clients = dict(state.pop("clients"))  # a client's state is replaced, never changed
         server = copied(state) | {"clients": clients}
@@ -180,7 +178,7 @@ class Recorder(Observer):
         )
 
     def stopped(self, run: Run) -> None:
-        """Write a checkpoint of the last round that was finished."""
+        """Write a checkpoint of the last finished round."""
         try:
             self.writer.finish(write=True)
         except DataError as error:
@@ -212,7 +210,7 @@ class Recorder(Observer):
             self.store.set_aside(self.record.key)
         if self.again or self.store.load(self.record.key) is None:  # else only a model was wanted
             self.store.save(self.record)
-        with suppress(DataError):  # nobody needs the checkpoint any more
+        with suppress(DataError):  # the checkpoint is no longer needed
             self.writer.finish(write=False)
         tidy(self.store, self.record.key)
 
@@ -238,7 +236,7 @@ def _now() -> str:
 def environment(
     resources: Resources, workers: int, *, device: str | None = None, portable: bool = False
 ) -> EnvironmentRecord:
-    """Return what the last bits of numbers may depend on, and nothing that identifies a machine."""
+    """Return the environment that can affect rounding, and nothing that identifies a machine."""
     versions = {"python": platform.python_version(), "feddg_bench": feddg_bench.__version__}
     versions |= {"torch": str(torch.__version__)}
     versions |= {name: version(name) for name in ("torchvision", "lightning")}

@@ -1,7 +1,7 @@
-"""What a user asks for, and the runs that this means.
+"""Requests of users, and the runs that they result in.
 
-A `Request` is the only way to a run: the commands and the Python API all build one, and `plan`
-settles and checks all of it before any image is decoded.
+Every run starts from a `Request`: the commands and the Python API all build one, and `plan`
+resolves and checks all of it before any image is decoded.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ FLAGS = {
     "split_csv": "data.split_csv",
     "portable": "portable",
 }
-"""Flags that stand for a setting."""
+"""Flags and the settings that they set."""
 
 NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "readings", "seeds", "tuned")
-"""Keys that say which runs to make; files and ``KEY=VALUE`` may give them, as flags do."""
+"""Keys that select runs; files and ``KEY=VALUE`` can give them, as flags do."""
 
 
 MAX_SEEDS = 100_000
-"""Most seeds of a request."""
+"""Maximum number of seeds in a request."""
 
 _WHOLE = (int, np.integer)
-"""Types of a seed: the second is that of a NumPy array's numbers."""
+"""Types of a seed; the second is that of elements of a NumPy array."""
 
 
 class Datasets:
@@ -104,53 +104,53 @@ class Datasets:
 
 
 class Draft(NamedTuple):
-    """A run before its settings are settled."""
+    """A run before its settings are resolved."""
 
-    layers: Layers  # all that decides them but the seed
+    layers: Layers  # all layers of its settings but the seed
     scenario: Scenario  # domains
-    recipe: str  # label of where the settings came from
+    recipe: str  # label of the settings' origin
     dataset: DomainDataset  # the data set, opened
-    tuned: TunedRecord | None = None  # what tuning chose
+    tuned: TunedRecord | None = None  # result of tuning
     root: Path | None = None  # the folder of the data, if the user named one
 
 
 class Plan(NamedTuple):
-    """A run that is settled down to its key."""
+    """A run with resolved settings and its key."""
 
     settings: RunSettings  # resolved settings; `hyper` holds every value of the method
-    canonical: Layer  # what is hashed into the key, as the record keeps it: files by their content
+    canonical: Layer  # hashed into the key and kept in the record: files by their content
     scenario: Scenario  # domains
-    recipe: str  # label of where the settings came from
+    recipe: str  # label of the settings' origin
     version: int  # the method's version
     key: str  # name of the record
     dataset: DomainDataset  # the data set, opened
-    tuned: TunedRecord | None = None  # what tuning chose, where the run takes it
+    tuned: TunedRecord | None = None  # result of tuning, if the run uses it
 
     @property
     def title(self) -> str:
-        """Method, scenario and seed, for people."""
+        """Human-readable method, scenario and seed."""
         s = self.settings
         return f"{method_title(s.method)} {s.scenario} seed {s.seed}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """Which runs to make; all defaults are defined here.
+    """A request for runs; all defaults are defined here.
 
     Attributes:
         method: Methods, or ``all`` that suit the data set.
         protocol: Protocols.
         dataset: One data set.
-        scenario: Scenarios, ``all``, or ``None`` for the protocol's own, or those of split files.
+        scenario: Scenarios, ``all``, or ``None`` for those of the protocol or of split files.
         recipe: Name or YAML file; ``None`` for the data set's default.
         seeds: A number of seeds, counted from 0; a sequence of seeds; or a text that lists them and
-            may hold ranges, such as ``0,1`` or ``0-2``.
-        settings: What the user sets, by short, dotted or nested key; wins over recipe and method.
-        resources: Where and how fast to compute; never part of a key.
-        readings: What a recipe named after a paper takes: ``published``, the readings that the
-            paper's tables were computed with, or ``corrected``, the papers' own formulas.
-        tuned: Whether each method takes the settings that ``feddg-bench tune`` chose for it on the
-            same protocol; the name of a protocol takes those chosen on that one. They win over
+            can hold ranges, such as ``0,1`` or ``0-2``.
+        settings: User settings, by short, dotted or nested key; they override recipe and method.
+        resources: Devices, workers and folders; never part of a key.
+        readings: For a recipe named after a paper: ``published``, the readings that the paper's
+            tables were computed with, or ``corrected``, the papers' own formulas.
+        tuned: Whether each method uses the settings that ``feddg-bench tune`` chose for it on the
+            same protocol; the name of a protocol uses those chosen on that protocol. They override
             recipe and method.
 
     Raises:
@@ -205,13 +205,13 @@ class Request:
         pairs: Iterable[str] = (),
         resources: Resources | None = None,
     ) -> Request:
-        """Return a command's request; later ones win, in the order files, flags, ``KEY=VALUE``.
+        """Return a command's request; later values override earlier: files, flags, ``KEY=VALUE``.
 
         Args:
             config: YAML files of settings and names.
             flags: Keys of `NAMES` and `FLAGS` with their values, ``None`` where not given.
             pairs: ``KEY=VALUE``, of settings and names.
-            resources: Where and how fast to compute.
+            resources: Devices, workers and folders.
 
         Raises:
             SettingsError: If a file cannot be read, or a key is unknown.
@@ -237,17 +237,17 @@ class Request:
         return cls(**chosen, settings=merge(*layers), resources=resources or Resources())
 
     def plan(self, datasets: Datasets | None = None, *, check: bool = True) -> list[Plan]:
-        """Settle every run and check all that can be checked now; runs are grouped by seed.
+        """Resolve every run and check all that can be checked now; runs are grouped by seed.
 
         Args:
             datasets: Opened data sets, for a caller with many requests.
-            check: Whether to list and spread the images and read the weights of runs that have no
-                record yet, so that anything that is missing or does not fit is refused.
+            check: Whether to list and partition the images and read the weights of runs without a
+                record, so that anything missing or unsuitable is refused.
 
         Raises:
             SettingsError: If a name or a setting is unknown or out of range, the method does not
                 suit the data set, or there are too few images for the clients.
-            DataError: If the data set is not here, a split file does not fit, or a class has no
+            DataError: If the data set is missing, a split file does not fit, or a class has no
                 training image.
         """
         datasets = datasets or Datasets(self.resources.data_root)
@@ -266,7 +266,7 @@ class Request:
         return [p for p in plans if not (p.key in done and store.has_models(p.key, keep))]
 
     def drafts(self, datasets: Datasets) -> list[Draft]:
-        """Return the runs of one seed, before their settings are settled.
+        """Return the runs of one seed, before their settings are resolved.
 
         Raises:
             SettingsError: If a name, or a setting other than the method's own, is unknown.
@@ -330,8 +330,8 @@ class Request:
     ) -> str | None:
         """Return why a method cannot be run on a data set, ``None`` if it can.
 
-        It may not suit the data, be untuned where tuned settings are asked for, or have no learning
-        rate for its optimizer.
+        It can be unsuitable for the data, untuned where tuned settings are requested, or without a
+        learning rate for its optimizer.
 
         Raises:
             SettingsError: If the user's settings or the recipe cannot be used with any method.
@@ -346,13 +346,13 @@ class Request:
             ledger = self._ledger(protocol, method, recipe)
             tuned = read_settings(ledger.settings) if ledger else {}
             check_fit(settings, plugin, dataset, _rate(layers._replace(tuned=tuned), recipe))
-        except SettingsError as error:  # the advice after the colon is for who named the method
+        except SettingsError as error:  # the advice after the colon is for users who name a method
             return str(error).partition(": ")[0]
         return None
 
     @staticmethod
     def _check_recipe(recipe: str) -> None:
-        """Refuse names in a user's recipe that are of nothing here: a misspelt one sets nothing."""
+        """Refuse unknown names in a user's recipe: a misspelt name would set nothing."""
         for kind, given in zip(("data set", "method"), names_in(recipe), strict=True):
             for name in sorted(given):
                 try:
@@ -361,7 +361,7 @@ class Request:
                     raise SettingsError(f"recipe {recipe}: {error}") from error
 
     def _tuned_on(self, protocol: str) -> str:
-        """Return the protocol whose ledgers runs of a protocol take their tuned settings from."""
+        """Return the protocol whose ledgers have the tuned settings for runs of a protocol."""
         if isinstance(self.tuned, bool):
             return protocol
         first, *others = read_names("protocol", self.tuned, PROTOCOLS)
@@ -370,14 +370,14 @@ class Request:
         return first
 
     def _ledger(self, protocol: str, method: str, recipe: str) -> TuningLedger | None:
-        """Return a method's ledger, ``None`` if the runs take no tuned settings."""
+        """Return a method's ledger, ``None`` if the runs use no tuned settings."""
         if not self.tuned:
             return None
         protocol = self._tuned_on(protocol)
         return load_ledger(self.resources.results, self.dataset, protocol, recipe, method)
 
     def _tuned(self, named: Layer, recipe: str) -> TunedRecord | None:
-        """Return what tuning chose for a method, ``None`` if the runs do not take it."""
+        """Return the result of tuning a method, ``None`` if the runs do not use it."""
         method, protocol = named["method"], self._tuned_on(named["protocol"])
         ledger = self._ledger(named["protocol"], method, recipe)
         if ledger is None:
@@ -437,9 +437,9 @@ class Request:
 
 
 def owners(names: Iterable[str], methods: Sequence[str]) -> dict[str, list[str]]:
-    """Return which of several methods have each setting of ``hyper``.
+    """Return the methods that have each setting of ``hyper``.
 
-    If only some have it, their names are told once.
+    If only some have it, their names are logged once.
 
     Raises:
         SettingsError: If no method has it.
@@ -458,9 +458,9 @@ def owners(names: Iterable[str], methods: Sequence[str]) -> dict[str, list[str]]
 
 
 def shared_out(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Layer]:
-    """Return the settings of each method: all but those of ``hyper`` that others alone have.
+    """Return the settings of each method: all but those of ``hyper`` that only others have.
 
-    One method gets all, and refuses later what it does not have.
+    A single method gets all, and refuses later those that it lacks.
 
     Raises:
         SettingsError: See `owners`.
@@ -488,7 +488,7 @@ def _file_layer(path: Path) -> Layer:
 
 
 def _without_effect(settings: RunSettings) -> dict[str, str]:
-    """Return the settings that decide nothing, each with the one because of which it does not."""
+    """Return the settings without effect, each with the setting that disables it."""
     kind, train = settings.partition.kind, settings.train
     reasons = {
         f"partition.{name}": f"partition.kind={kind}"
@@ -504,10 +504,10 @@ def _without_effect(settings: RunSettings) -> dict[str, str]:
 
 
 def _say_without_effect(idle: Iterable[str], settled: RunSettings, layers: Layers) -> None:
-    """Warn of a user's settings that decide nothing, whether or not the method's needs count.
+    """Warn of a user's settings that have no effect, with or without the method's needs.
 
-    It is no error, since a record may hold one, and the command that repeats a run says all that
-    the record holds. One that is the same without the user's settings changes no key.
+    This is no error: a record can hold such a setting, and the command that repeats a run gives all
+    settings of the record. A setting that is the same without the user's settings changes no key.
     """
     why, still = _without_effect(settled), _without_effect(settle(layers))
     plain = settle(layers._replace(needs={}, user={}))
@@ -523,7 +523,7 @@ def _say_once(words: str) -> None:
 
 
 def _holds(settings: Mapping[str, Any], pair: str) -> bool:
-    """Tell whether settings by dotted key have the value of a ``KEY=VALUE``."""
+    """Return whether settings by dotted key have the value of a ``KEY=VALUE``."""
     wanted = dotted(parse_override(pair, ("readings",)))
     return all(settings.get(key) == value for key, value in wanted.items())
 
@@ -537,9 +537,9 @@ def _rate(layers: Layers, recipe: str) -> Rate | None:
 
 
 def _settle(draft: Draft, seed: int) -> Plan:
-    """Merge recipe, the method's needs and the user's settings, and settle the run's key.
+    """Merge recipe, the method's needs and the user's settings, and compute the run's key.
 
-    What the recipe says about this method wins over what the method needs.
+    The recipe's entry for this method overrides the method's needs.
     """
     layers, scenario, recipe, dataset, tuned, root = draft
     name = layers.named["method"]
@@ -558,14 +558,14 @@ def _settle(draft: Draft, seed: int) -> Plan:
         canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}
     order = dataset.reference_domains or (settings.data.split_csv and dataset.domains)
     if settings.partition.rounding == "reference" and order:
-        # Records without it were made before the reference's own order was followed here.
+        # Records without it predate the use of the reference's own order.
         canonical["partition"]["order"] = list(order)
     key = run_key(canonical, method.version)
     return Plan(settings, canonical, scenario, recipe, method.version, key, dataset, tuned)
 
 
 def _with_network(settings: RunSettings, root: Path | None) -> RunSettings:
-    """Name the style network that `data download` made, unless the settings name one."""
+    """Fill in the style network that `data download` made, unless the settings name one."""
     hyper = settings.hyper
     wanted = "style" in hyper and not hyper.get("style_weights", True)
     network = find_network(hyper["style"], root) if wanted else None
@@ -575,19 +575,19 @@ def _with_network(settings: RunSettings, root: Path | None) -> RunSettings:
 
 
 def check_runs(plans: Sequence[Plan]) -> None:
-    """Check the data and the weights of runs before they start, and warn of what data lack."""
+    """Check the data and the weights of runs before they start, and warn of flaws in the data."""
     say_cautions(plans)
     check_data(plans)
     check_weights(plans)
 
 
 def check_data(plans: Iterable[Plan]) -> None:
-    """Refuse runs whose images cannot be spread as their settings say; no image is decoded.
+    """Refuse runs whose images cannot be partitioned by their settings; no image is decoded.
 
     Raises:
         SettingsError: If there are too few images for the clients, or the images' size does not
             suit the backbone.
-        DataError: If the data set is not here, a split file does not fit, or a class is missing.
+        DataError: If the data set is missing, a split file does not fit, or a class is missing.
     """
     from feddg_bench.models.backbones import check_image_size
 
@@ -603,9 +603,9 @@ def check_data(plans: Iterable[Plan]) -> None:
 
 
 def say_cautions(plans: Iterable[Plan]) -> None:
-    """Warn, once per process, of what a user's own data set lacks; no image is decoded.
+    """Warn, once per process, of flaws in a user's own data set; no image is decoded.
 
-    These are files that are not read, tiny test domains, and missing or imbalanced classes.
+    Flaws are files that are not read, tiny test domains, and missing or imbalanced classes.
     """
     tested: dict[ImageFolderDataset, set[str]] = {}
     for plan in plans:
@@ -645,7 +645,7 @@ def check_weights(plans: Iterable[Plan]) -> None:
 def plan_again(
     settings: Layer, recipe: str, datasets: Datasets, tuned: TunedRecord | None = None
 ) -> Plan:
-    """Return the plan for the resolved settings that a checkpoint or a record holds.
+    """Return the plan for the resolved settings in a checkpoint or a record.
 
     ``tuned`` is the part of them that tuning chose.
 
@@ -667,10 +667,10 @@ def plan_again(
 
 
 def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
-    """Return the seeds that a number, a sequence or a text stands for, at most `MAX_SEEDS`.
+    """Return the seeds given by a number, a sequence or a text, at most `MAX_SEEDS`.
 
     Raises:
-        SettingsError: If it stands for none, or for too many.
+        SettingsError: If there are none, or too many.
 
     >>> read_seeds("0, 2,0"), read_seeds("0-2,7"), read_seeds(3), read_seeds([4, 1])
     ((0, 2), (0, 1, 2, 7), (0, 1, 2), (4, 1))
@@ -682,7 +682,7 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
         seeds = (seed for part in given.split(",") for seed in _seed_range(part.strip()))
     else:
         seeds = given if isinstance(given, Iterable) and not isinstance(given, bytes) else ()
-    read = list(islice(seeds, MAX_SEEDS + 1))  # it may be without end
+    read = list(islice(seeds, MAX_SEEDS + 1))  # it can be infinite
     if len(read) > MAX_SEEDS:
         single = isinstance(given, _WHOLE) and given < 2**63
         one = f"; for one seed give [{given}]" if single else ""

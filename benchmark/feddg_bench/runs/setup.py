@@ -1,4 +1,4 @@
-"""From a plan to all that training needs: images, clients, splits, the module, the server."""
+"""Setup of a run from its plan: images, clients, splits, the module, the server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RunData:
     def check_same(self, dataset: DomainDataset, record: RunRecord, where: Path) -> None:
         """Refuse a record or checkpoint that was made from other images than those here.
 
-        The run key says what was computed, not from which copy of a data set.
+        The run key identifies the computation, not the copy of a data set.
 
         Raises:
             DataError: If the contents differ, or the data set cannot be found.
@@ -70,19 +70,19 @@ class RunData:
 
 @dataclass
 class Run:
-    """One run under way, as the driver and its observers see it.
+    """A run in progress, as the driver and its observers see it.
 
     Attributes:
-        plan: What is run.
+        plan: Plan of the run.
         federation: Images, clients and splits.
         method: The module; its server half runs in this process.
         server: Global model and clients.
-        executor: What runs the clients' tasks.
-        spec: What a worker is built from.
+        executor: Executor of the clients' tasks.
+        spec: Specification that a worker is built from.
         private: Private state of a client that has not trained yet.
-        record: What is known about the run so far; ``None`` for a run on synthetic images.
-        partition: Returns what each client holds, as JSON values.
-        done: Rounds that were over when the run went on from a checkpoint; ``None`` if it is new.
+        record: The run's record so far; ``None`` for a run on synthetic images.
+        partition: Returns the data of each client as JSON values.
+        done: Rounds completed before the run was resumed from a checkpoint; ``None`` if it is new.
     """
 
     plan: Plan
@@ -97,7 +97,7 @@ class Run:
     done: int | None = None
 
     def images(self, result: RoundResult) -> int:
-        """Return how many images a round's clients trained on, all local epochs together."""
+        """Return the number of images that a round's clients trained on, over all local epochs."""
         once = sum(len(self.federation.clients[name]) for name in result.cohort)
         return once * self.plan.settings.train.local_epochs
 
@@ -109,7 +109,7 @@ def open_run(
     resources: Resources,
     progress: OnDecoded | None = None,
 ) -> Run:
-    """Decode what is not yet decoded, spread the images over clients, and build the module."""
+    """Decode images if needed, partition them over clients, and build the module."""
     federation, record, partition = open_federation(plan, data, progress)
     run = start(plan, federation, executor, resources)
     check_outline(plan.settings.method, type(run.method))
@@ -119,7 +119,7 @@ def open_run(
 
 
 def start(plan: Plan, federation: Federation, executor: Executor, resources: Resources) -> Run:
-    """Build a run's module and workers, and a server that can ask the clients."""
+    """Build a run's module and workers, and a server that can reach the clients."""
     settings = plan.settings
     method = build_run_method(settings, federation)
     check_start(settings, method, len(federation.clients))
@@ -127,7 +127,7 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
     device = "cpu" if resources.engine == "ray" else find_devices(resources.device)[0]
     if device == "cpu" and settings.train.precision == "bf16-mixed" and resources.engine != "ray":
         warn_of_slow_bf16(frozenset(cpu_flags()))
-    unknown = top(type(method).__module__) != "feddg_methods"  # ours are tested with the suite
+    unknown = top(type(method).__module__) != "feddg_methods"  # these are tested with the suite
     spec = WorkerSpec(settings, federation, device, resources.threads, checks=unknown)
     executor.start(spec, method)
     home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU
@@ -153,7 +153,7 @@ def warn_of_slow_bf16(flags: frozenset[str]) -> None:
 def open_server(
     settings: RunSettings, federation: Federation, method: Method, executor: Executor, device: str
 ) -> Server:
-    """Return a server with the module's weights on a device, which can ask all clients."""
+    """Return a server that can reach all clients, with the module's weights on a device."""
     return Server(
         {name: tensor.to(device) for name, tensor in method.state.federated_weights().items()},
         tuple(federation.clients),

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and how far that is from what the machine can do."""
+"""Time profile of a run, and its distance from the machine's peak performance."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Profile:
     """Seconds, bytes and FLOP/s of a few rounds, in one process."""
 
     method: str
-    device: str  # what computed
+    device: str  # device that computed
     precision: str  # `32-true` or `bf16-mixed`
-    rounds: int  # rounds measured, after one of warm-up
+    rounds: int  # rounds measured, after one warm-up round
     clients: int  # clients of a round
     images: int  # images trained on in a round
     once: dict[str, float]  # seconds before round 1 (statistics, first loading), by phase
@@ -41,8 +41,8 @@ class Profile:
     images_per_second: float  # in local training
     bytes_up: int  # sent to the server in a round
     bytes_down: int  # sent to the clients in a round
-    flop_per_image: float  # operations of client work, for each image trained on; 0 if not known
-    flops: dict[str, float]  # achieved, operations a second, by phase: training and evaluation
+    flop_per_image: float  # operations of client work per training image; 0 if not known
+    flops: dict[str, float]  # achieved operations per second, by phase: training and evaluation
     peak_flops: float  # the same for a large matrix product in this process and precision
     share_of_peak: dict[str, float]  # `flops` over `peak_flops`
     bare_seconds: float  # forward, backward and step alone, on resident tensors, for a round
@@ -109,7 +109,7 @@ def profile(plan: Plan, federation: Federation, resources: Resources) -> Profile
 
 
 class _Watch(Observer):
-    """Keeps what rounds cost, except the first, which is warm-up."""
+    """Collects the costs of all rounds except the first, which is warm-up."""
 
     def __init__(self) -> None:
         self.once: dict[str, float] = {}
@@ -132,7 +132,7 @@ def bare_seconds(worker: Worker, sizes: list[int]) -> float:
     """Return the seconds of forward, backward and step alone for one epoch of clients of ``sizes``.
 
     Images are already floats on the device; there is one optimizer and the task's plain loss. So
-    whatever a method adds, such as another pass or a transfer, shows in the ratio to this.
+    anything that a method adds, such as another pass or a transfer, shows in the ratio to this.
     """
     settings, method = worker.settings, worker.method
     size, batch = settings.data.image_size, settings.train.batch_size

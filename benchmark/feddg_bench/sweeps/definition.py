@@ -1,4 +1,4 @@
-"""A sweep file in W&B's format, and the points that are drawn from it."""
+"""Sweep files in W&B's format, and the points drawn from them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MACRO = "${args_no_hyphens}"
 TARGETS = tuple(f"{split}/{metric}" for split in ("val", "id_val") for metric in METRICS)
 """Split and metric, over all of the split's images, after the last round."""
 MAX_POINTS = 10_000
-"""Largest number of points of a sweep: more are a mistake, and planning them would take hours."""
+"""Maximum number of points in a sweep: more are a mistake, and planning them would take hours."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values; a fixed value is a choice of one."""
+    """A choice from a list of values; a fixed value is a choice of one."""
 
-    values: tuple[Any, ...]  # what there is to choose from
+    values: tuple[Any, ...]  # values to choose from
     probabilities: tuple[float, ...] | None = None  # of the values, in a random search
 
     def draw(self, uniform: float) -> Any:
@@ -59,11 +59,11 @@ class Range:
     low: float  # lower bound
     high: float  # upper bound
     log: bool = False  # whether its logarithm is uniform
-    step: float | None = None  # distance of the values counted from `low`; `None` for any value
+    step: float | None = None  # distance between values, from `low`; `None` for any value
     integer: bool = False  # whether only whole numbers are drawn
 
     def count(self) -> int:
-        """Return how many values it has; 1 for a range of numbers that cannot be counted."""
+        """Return the number of values of an integer range; 1 for any other range."""
         return int(self.high) - int(self.low) + 1 if self.integer else 1
 
     def draw(self, uniform: float) -> float:
@@ -80,7 +80,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric and which way is better."""
+    """A metric and its direction of improvement."""
 
     name: str  # one of `TARGETS`
     maximize: bool  # whether a larger value is better
@@ -109,14 +109,14 @@ class Objective:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep file asks for."""
+    """Content of a sweep file."""
 
-    name: str  # for people
+    name: str  # human-readable name
     method: str  # `grid`, `random` or `bayes`
     fixed: tuple[str, ...]  # `KEY=VALUE` of the file's command
     parameters: Mapping[str, Choice | Range]  # by name, in the order of the file
-    objective: Objective | None  # what makes one point better than another
-    run_cap: int | None  # largest number of points; `None` for a whole grid
+    objective: Objective | None  # criterion by which points are compared
+    run_cap: int | None  # maximum number of points; `None` for a whole grid
 
     @property
     def id(self) -> str:
@@ -128,11 +128,11 @@ class Sweep:
     def pairs(self, point: Point) -> list[str]:
         """Return the arguments of ``feddg-bench run`` for a point, as W&B's agent writes them.
 
-        In a sweep over methods, those of ``hyper`` that the point's method does not have are left
-        out, so that points which differ in them alone are one.
+        In a sweep over methods, settings of ``hyper`` that the point's method lacks are left out,
+        so that points which differ only in them are the same.
 
         Raises:
-            SettingsError: If a method is unknown, or none of the sweep's has a setting.
+            SettingsError: If a method is unknown, or no method of the sweep has a setting.
         """
         pairs = [*self.fixed, *(f"{name}={value}" for name, value in point.items())]
         keys = {pair: pair.partition("=")[0].strip() for pair in pairs}
@@ -170,11 +170,11 @@ class Sweep:
 def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
     """Read a sweep file.
 
-    ``path`` may be the name of a sweep that comes with the package, such as ``ltdo``. ``pairs``,
-    each ``KEY=VALUE``, hold for every point and replace what the file says about their keys.
+    ``path`` can be the name of a sweep that comes with the package, such as ``ltdo``. ``pairs``,
+    each ``KEY=VALUE``, apply to every point and override the file's values of their keys.
 
     Raises:
-        SettingsError: If it is not a sweep that can run here, in one sentence that names the key.
+        SettingsError: If the sweep cannot run here, with a one-sentence message that names the key.
     """
     path = find_yaml("sweep", "sweeps", str(path), "*.yaml", "tune/*.yaml")
     layer, parameters = _read(path)
@@ -211,16 +211,16 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
 
 
 def load_ranges(path: Path) -> dict[str, Choice | Range]:
-    """Return the parameters of a sweep file, which need say nothing else.
+    """Return the parameters of a sweep file, which can lack everything else.
 
     Raises:
-        SettingsError: If they cannot be read, in one sentence that names the key.
+        SettingsError: If they cannot be read, with a one-sentence message that names the key.
     """
     return _read(path)[1]
 
 
 def _read(path: Path) -> tuple[Layer, dict[str, Choice | Range]]:
-    """Return what a sweep file says, and its parameters by name."""
+    """Return the content of a sweep file, and its parameters by name."""
     layer = load_layer(path, "sweep file")
     for key in layer:
         if key == "early_terminate":
@@ -242,7 +242,7 @@ def _read(path: Path) -> tuple[Layer, dict[str, Choice | Range]]:
 
 
 def _full_name(name: str) -> str:
-    """Return the full key of a parameter; one that is unknown is refused where a run is planned."""
+    """Return the full key of a parameter; an unknown one is refused when a run is planned."""
     try:
         return "seeds" if name == "seed" else full_key(name, NAMES)
     except SettingsError:
@@ -250,7 +250,7 @@ def _full_name(name: str) -> str:
 
 
 def _objective(path: Path, metric: Any) -> Objective | None:
-    """Return what a file's ``metric`` says: a validation metric with a goal."""
+    """Return the objective in a file's ``metric``: a validation metric with a goal."""
     if metric is None:
         return None
     if not isinstance(metric, dict) or not isinstance(metric.get("name"), str):
@@ -291,14 +291,14 @@ def _fixed(path: Path, command: Any) -> tuple[str, ...]:
 
 
 def _parameter(path: Path, name: str, spec: Any) -> Choice | Range:
-    """Return what W&B's description of one parameter means."""
+    """Return the parameter that W&B's description defines."""
     where = f"{path}: parameter {name}"
     if not isinstance(spec, dict):
         raise SettingsError(f"{where} must be {{value: ...}}, {{values: [...]}} or {{min:, max:}}")
     if "parameters" in spec:
         raise SettingsError(f"{where} is nested, which `run` cannot read; write {name}.NAME")
     kind = spec.get("distribution")
-    if kind == "log_uniform":  # of which W&B takes min and max as exponents of e
+    if kind == "log_uniform":  # its min and max are exponents of e in W&B
         raise SettingsError(
             f"{where}: distribution log_uniform is not known here; write log_uniform_values, with "
             f"min and max as the values themselves"

@@ -1,4 +1,4 @@
-"""The runs that ``feddg-bench run`` makes from the ``KEY=VALUE`` of a point, and failed ones."""
+"""Runs that ``feddg-bench run`` makes from the ``KEY=VALUE`` of a point, and failed runs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Job:
     """One run of a sweep."""
 
     key: str  # its run key
-    pairs: tuple[str, ...]  # `KEY=VALUE` that give this run and no other
-    title: str  # method, scenario and seed, for people
-    group: str  # what the point sets besides scenario and seed; runs of a group are averaged
+    pairs: tuple[str, ...]  # `KEY=VALUE` that define exactly this run
+    title: str  # human-readable method, scenario and seed
+    group: str  # the point's settings except scenario and seed; runs of a group are averaged
     dataset: str  # name of the data set
     world: Mapping[str, Any]  # the data set's own settings
     data: DataSettings  # how its images are decoded
     rounds: int  # number of rounds
-    has_val: bool  # whether a domain is held out only to choose models
-    tuned: TunedRecord | None = None  # what tuning chose, where the run takes it
+    has_val: bool  # whether a domain is held out for model selection
+    tuned: TunedRecord | None = None  # result of tuning, if the run uses it
 
     def plan(self, datasets: Datasets, results: Path) -> Plan:
-        """Settle the run; ``results`` is the folder of its record."""
+        """Return the plan of the run; ``results`` is the folder of its record."""
         asked = Request.read(pairs=self.pairs, resources=Resources(results=results))
         (plan,) = asked.plan(datasets, check=False)
         return plan
@@ -83,7 +83,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
 
 
 def _owned(pairs: Iterable[str], hyper: Layer) -> Iterator[str]:
-    """Yield pairs without those settings of ``hyper`` that another method of the point has."""
+    """Yield pairs without settings of ``hyper`` that belong to other methods of the point."""
     for pair in pairs:
         given = parse_override(pair).get("hyper") if pair.lstrip().startswith("hyper") else None
         if not isinstance(given, Mapping) or given.keys() <= hyper.keys():
@@ -107,7 +107,7 @@ class Failures:
         return self.folder / f"{key}.json"
 
     def save(self, job: Job, error: str, details: str = "") -> None:
-        """Keep a failure.
+        """Save a failure.
 
         ``details`` is the traceback, if the error is not the user's.
         """
@@ -120,7 +120,7 @@ class Failures:
             self.path(key).unlink(missing_ok=True)
 
     def error(self, key: str) -> str:
-        """Return a failure's error sentence, or one that says that its file cannot be read."""
+        """Return a failure's error message, or one that says that its file cannot be read."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             failure: dict[str, Any] = json.loads(self.path(key).read_bytes())
             return str(failure["error"])

@@ -1,18 +1,18 @@
-"""Leases: who is at work on a run, agreed on through a folder that several machines may share.
+"""Leases: exclusive claims of workers on runs, in a folder that several machines can share.
 
-A lease is a file ``KEY.N`` that holds a unique name and is created exclusively; the highest N
-counts. A lease is never taken over by changing or removing its file, but by creating ``KEY.N+1``.
-Again only one worker can do that, so no two can both believe they won. A holder touches its file
-every `HEARTBEAT` seconds. It counts as dead if *this* process watched the file for `EXPIRY` seconds
-of its own clock without a change: clocks of different machines are never compared. It counts as
+A lease is a file ``KEY.N`` that holds a unique name and is created exclusively; the highest N is
+valid. A lease is taken over only by creating ``KEY.N+1``, never by changing or removing its file.
+Only one worker can do that, so no two can both believe that they hold the lease. A holder touches
+its file every `HEARTBEAT` seconds. It counts as dead if *this* process saw no change of the file
+for `EXPIRY` seconds of its own clock: clocks of different machines are never compared. It counts as
 dead sooner if its process is gone: each holder also locks a file with the lease's unique name in a
-folder of its own machine, so if that file is there and not locked, the holder is dead. A holder on
+folder of its own machine; if that file exists and is not locked, the holder is dead. A holder on
 another machine is never mistaken for dead in this way, not even on a clone of this machine.
 
-Nobody touches or removes a lease without checking that it is still the one they mean. If a holder
-is stopped for so long that another worker takes over, it notices at its next round and lets go.
-Until then, two workers compute the same run, which only costs time: both write the same numbers to
-the same place, each in one rename.
+A lease is touched or removed only after a check that it is still the same. If a holder is stopped
+for so long that another worker takes over, it notices at its next round and releases the run. Until
+then, two workers compute the same run, which only costs time: both write the same numbers to the
+same path, each in one rename.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Leases:
     folder: Path
     heartbeat: float = field(default=HEARTBEAT, kw_only=True)  # seconds between touches
     expiry: float = field(default=EXPIRY, kw_only=True)  # seconds without a touch until it is free
-    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)  # goes forward only
-    # A folder of this machine only, where holders show that they are alive.
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)  # must be monotonic
+    # A local folder of this machine, where holders show that they are alive.
     here: Path = field(default_factory=_here, kw_only=True)
     _seen: dict[Path, tuple[tuple[bytes, int], float]] = field(default_factory=dict, init=False)
 
@@ -111,7 +111,7 @@ class Leases:
         files = self._files()
         below = {f: _content(f) for (k, n), f in files.items() if k == key and n < number}
         lease = Lease(path, number, name.encode(), below, life, self.heartbeat)
-        # What we took over may have been released since we looked, and taken again from 0.
+        # The old lease may have been released since the check, and taken again from 0.
         newer = any(k == key and n > number for k, n in files)
         if newer or (held is not None and below.get(self.folder / f"{key}.{held}") != before):
             lease.below = {}  # they belong to another worker
@@ -120,38 +120,38 @@ class Leases:
         return lease
 
     def free(self) -> None:
-        """Release the leases of dead holders: a new command counts deaths anew."""
+        """Release the leases of dead holders, so that a new command counts deaths from 0."""
         for key, number in self.held().items():
             if lease := self.take(key, number):
                 lease.release()
 
     def forget(self, *done: str) -> None:
-        """Remove all leases of keys whose work is done, and files that killed processes left."""
+        """Remove all leases of finished keys, and files left by killed processes."""
         left = [path for (key, _), path in self._files().items() if key in done]
         for path in (*left, *self.folder.glob(".*.part")):  # a process can do without its own
             path.unlink(missing_ok=True)
         for path in self.here.glob("*.lock"):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > self.expiry:
-                    _end(self._live(path.stem))  # nobody, if it is held
+                    _end(self._live(path.stem))  # no effect if it is held
 
     def _live(self, name: str) -> FileLock | None:
-        """Lock a file to show on this machine that a holder is alive; it ends with the process."""
+        """Lock a file to show on this machine that a holder is alive, until its process ends."""
         lock = FileLock(self.here / f"{name}.lock", blocking=False, thread_local=False)
         try:
             self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock.acquire()
-        except (OSError, Timeout, NotImplementedError):  # its death shows only after EXPIRY
+        except (OSError, Timeout, NotImplementedError):  # its death is noticed only after EXPIRY
             return None
         return lock
 
     def _dead(self, path: Path) -> bytes | None:
         """Return the content of a lease if its holder is dead, else ``None``."""
         try:
-            with path.open("rb") as file:  # opening makes a network file system look again
+            with path.open("rb") as file:  # opening refreshes a network file system's cache
                 content, touched = file.read(_LENGTH), os.fstat(file.fileno()).st_mtime_ns
         except OSError:
-            return None  # just released; the next look sees it
+            return None  # just released, as the next call finds
         name = content.decode("ascii", "replace")
         if re.fullmatch("[0-9a-f]{32}", name) and (self.here / f"{name}.lock").exists():
             life = self._live(name)
@@ -176,7 +176,7 @@ class Lease:
     below: Mapping[Path, bytes | None]  # the dead leases that it took over, with their content
     life: FileLock | None  # the lock that shows on this machine that the holder is alive
     heartbeat: float  # seconds between touches
-    lost: bool = False  # whether another took it over
+    lost: bool = False  # whether another worker took it over
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
@@ -193,16 +193,16 @@ class Lease:
 
     @property
     def deaths(self) -> int:
-        """How many holders died one after the other, without a `survive` between."""
+        """Number of holders that died in succession, without a `survive` in between."""
         return len(self.below)
 
     def survive(self) -> None:
-        """Forget the deaths: work has got further than where the last holder died."""
+        """Forget the deaths: work has passed the point where the last holder died."""
         self._remove(self.below)
         self.below = {}
 
     def release(self) -> None:
-        """Remove the leases that it took over and then itself, so that it holds to the end."""
+        """Remove the leases that it took over, then its own, so that it stays valid to the end."""
         self._remove({**self.below, self.path: self.content})
         _end(self.life)
 
@@ -223,7 +223,7 @@ class Lease:
         except FileNotFoundError:
             self.lost = True
         except OSError:
-            pass  # the file server may come back; if it does not, the lease expires
+            pass  # the file server can come back; if it does not, the lease expires
 
     def _beat(self) -> None:
         while not self.lost and not self._stop.wait(self.heartbeat):
@@ -251,7 +251,7 @@ def _create(path: Path, content: bytes) -> bool:
         os.link(beside, path)
     except FileExistsError:
         with suppress(FileNotFoundError):  # another worker may have tidied up
-            return beside.stat().st_nlink > 1  # a network file system may repeat a link that worked
+            return beside.stat().st_nlink > 1  # a network file system can repeat a successful link
         return False
     except OSError:  # no hard links here
         try:

@@ -1,4 +1,4 @@
-"""Where a sweep's jobs come from: a fixed list, or a search guided by the results so far."""
+"""Sources of a sweep's jobs: a fixed list, or a search guided by the results so far."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feddg_bench.sweeps.leases import Leases
 
 
 class Search:
-    """Gives out jobs; here all are known from the start, such as those of a grid."""
+    """Source of jobs; here all are known from the start, such as those of a grid."""
 
     def __init__(self, *jobs: Job) -> None:
         self.found = jobs
@@ -30,19 +30,19 @@ class Search:
         return self.found
 
     def grow(self) -> bool:
-        """Add the jobs of one more point if there may be more; return whether jobs may be new.
+        """Add the jobs of one more point, if any; return whether there can be new jobs.
 
         After ``True``, call `jobs` again: another process may have added the point.
         """
         return False
 
     def left(self) -> int:
-        """Return how many points may still come."""
+        """Return the maximum number of points still to come."""
         return 0
 
 
 class BayesSearch(Search):
-    """Points that a tree-structured Parzen estimator proposes from the records so far.
+    """Points proposed by a tree-structured Parzen estimator from the records so far.
 
     Only one small file is kept for each point, ``sweeps/ID/N.json`` in the results folder; the
     estimator is rebuilt from these and the records, so that any process on any machine can propose
@@ -65,7 +65,7 @@ class BayesSearch(Search):
         return list(by_key.values())
 
     def left(self) -> int:
-        """Return how many points may still come."""
+        """Return the maximum number of points still to come."""
         return max((self.sweep.run_cap or 0) - len(self._points), 0)
 
     def grow(self) -> bool:
@@ -91,7 +91,7 @@ class BayesSearch(Search):
         return self.folder / f"{number:05}.json"
 
     def _read(self) -> None:
-        """Read the points that were added since the last look."""
+        """Read the points that were added since the last call."""
         while (path := self._path(len(self._points))).exists():
             try:
                 point: Point = json.loads(path.read_bytes())["point"]
@@ -123,7 +123,7 @@ class BayesSearch(Search):
                 direction="maximize" if goal.maximize else "minimize",
                 sampler=optuna.samplers.TPESampler(
                     seed=derive_seed(0, "sweep", number) % 2**32,
-                    constant_liar=True,  # points under way count as poor, so that none repeats
+                    constant_liar=True,  # running points count as poor, so that none repeats
                 ),
             )
             for point, made in self._points:
@@ -155,7 +155,7 @@ def mean_objective(sweep: Sweep, store: ResultsStore, made: Sequence[Job]) -> fl
 
 
 def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> Search:
-    """Return a sweep's search; every job that is known already is settled now.
+    """Return a sweep's search; all jobs that are known already are resolved now.
 
     Raises:
         SettingsError: If a point has an unknown setting or one out of range, before any run.

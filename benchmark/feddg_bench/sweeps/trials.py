@@ -1,7 +1,7 @@
 """Equal tuning: the same number of trials for every method, and ledgers of the results.
 
-A method's trials are the recipe as it is; three more learning rates; then points of a
-low-discrepancy sequence over the learning rate and what ``sweeps/tune/METHOD.yaml`` declares. They
+A method's trials are the unchanged recipe; three more learning rates; then points of a
+low-discrepancy sequence over the learning rate and the ranges in ``sweeps/tune/METHOD.yaml``. They
 depend only on names and ranges, so every machine makes the same trials, and a larger number of
 trials begins with the same ones. All methods get the same learning rates, as multiples of the
 recipe's.
@@ -43,13 +43,13 @@ from feddg_bench.sweeps.jobs import Failures, Job, jobs
 from feddg_bench.sweeps.search import Search
 
 SEEDS = "100-102"
-"""Seeds of tuning by default: as few as can tell a lead from noise; tables take small seeds."""
+"""Default seeds of tuning: the fewest that can show a significant lead; tables use small seeds."""
 RATES = (1.0, 2.0, 0.5, 4.0)
-"""Learning rates of the first trials, as multiples of the recipe's; those of later ones lie between
-the smallest and the largest. They reach further up than down, because recipes set their rates for
-the steps of few clients."""
+"""Learning rates of the first trials, as multiples of the recipe's; those of later trials lie
+between the smallest and the largest. They reach further up than down, because recipes set their
+rates for the steps of few clients."""
 MEASURED: Layer = {"evaluation": {"splits": ["id_val"]}}
-"""What a trial measures: only what chooses, which costs less, and nobody can choose by the rest."""
+"""Evaluation of trials: only the split used for selection; costs less, and no other can be used."""
 logger = logging.getLogger(__name__)
 _RATE = "train.lr"
 _DIGITS = 3
@@ -61,7 +61,7 @@ _LEVELS = 8
 class Tuning:
     """The trials of one method."""
 
-    plan: Plan  # the recipe as it is, with the first seed
+    plan: Plan  # the unchanged recipe, with the first seed
     seeds: tuple[int, ...]
     given: tuple[str, ...]  # `KEY=VALUE` of all trials
     points: tuple[Point, ...]  # settings of each trial, by dotted key
@@ -109,10 +109,10 @@ class Tuning:
 def open_tuning(
     request: Request, trials: int, ranges: Path | None = None
 ) -> tuple[list[Tuning], Search]:
-    """Return each method's trials, settled and checked, and a search of all their runs.
+    """Return each method's trials, resolved and checked, and a search over all their runs.
 
     Args:
-        request: Methods, data set, recipe and seeds; every trial is made with each seed, on the
+        request: Methods, data set, recipe and seeds; every trial is run with each seed, on the
             protocol's first scenario if none is named.
         trials: Number of trials of each method.
         ranges: Folder of ``METHOD.yaml``; ``None`` for ``sweeps/tune``. For a method without a
@@ -170,7 +170,7 @@ def open_tuning(
 
 
 def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
-    """Refuse tuning that would not be honest."""
+    """Refuse tuning with seeds of recorded runs, or without held-out images."""
     s = plan.settings
     runs = read_runs(root) if holds_records(root) else ()
     for seed in seeds:
@@ -188,7 +188,7 @@ def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
 
 
 def _check_ledger(plan: Plan, given: Sequence[str], root: Path) -> None:
-    """Refuse trials whose ledger would take the place of one that was made otherwise."""
+    """Refuse trials whose ledger would replace one of other settings or of another scenario."""
     s = plan.settings
     recorded = find_ledger(root, s.dataset, s.protocol, plan.recipe, s.method)
     if recorded is None:
@@ -208,7 +208,7 @@ def _check_ledger(plan: Plan, given: Sequence[str], root: Path) -> None:
 
 
 def _check_ranges(ranges: Path) -> None:
-    """Refuse a folder that is not there, or has a file that is of no method."""
+    """Refuse a missing folder, or one with a file that belongs to no method."""
     if not ranges.is_dir():
         raise SettingsError(f"--ranges {ranges} is no folder: expected one that holds METHOD.yaml")
     for file in sorted(ranges.glob("*.yaml")):
@@ -221,7 +221,7 @@ def _check_ranges(ranges: Path) -> None:
 def _space(
     method: str, given: Mapping[str, Any], ranges: Path | None
 ) -> dict[str, Choice | Range | None]:
-    """Return what is tuned for a method: the learning rate, then its own settings with ranges."""
+    """Return the search space of a method: the learning rate, then its own settings with ranges."""
     space: dict[str, Choice | Range | None] = {_RATE: None}
     path = (ranges or shipped("sweeps/tune")) / f"{method}.yaml"
     if path.exists():
@@ -233,7 +233,7 @@ def _space(
 def trial_points(
     rate: float, space: Mapping[str, Choice | Range | None], count: int
 ) -> list[Point]:
-    """Return the settings of the first ``count`` trials; an empty point is the recipe as it is.
+    """Return the settings of the first ``count`` trials; an empty point is the unchanged recipe.
 
     ``rate`` is the recipe's learning rate; ``space`` holds ``train.lr`` unless it is given.
     """
@@ -249,10 +249,10 @@ def trial_points(
 
 
 def _place(i: int, name: str, base: int) -> float:
-    """Return the place in [0, 1) of a setting's value in the i-th point of the sequence.
+    """Return the position in [0, 1) of a setting's value in the i-th point of the sequence.
 
     It is Halton's sequence, shifted and with its digits permuted by a stream of the setting's name,
-    so that no two settings rise together. The first learning rates lie midway between `RATES`.
+    so that no two settings increase together. The first learning rates lie midway between `RATES`.
     """
     stream = generator(0, "tune", name)
     digits = range(base) if name == _RATE else stream.permutation(base)
@@ -267,7 +267,7 @@ def _short(value: Any) -> Any:
 
 
 def _trial(point: Point, records: Mapping[str, RunRecord | None], failures: Failures) -> Trial:
-    """Return a trial's line in the ledger, from held-out images of the training domains alone.
+    """Return a trial's line in the ledger, based only on held-out images of training domains.
 
     ``records`` are those of its runs by key, ``None`` for a run that failed.
     """

@@ -1,6 +1,6 @@
 """Equal workers of a sweep: processes of this machine, tasks on Ray, or jobs of Slurm.
 
-All are copies of one worker on one results folder, whose leases share out the runs.
+All are copies of one worker on a common results folder, whose leases distribute the runs.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ if TYPE_CHECKING:
     from feddg_bench.runs.setup import Run
 
 GRACE = 20.0
-"""Seconds in which a worker must let go of its run when asked."""
+"""Seconds for a worker to release its run when asked."""
 NOTICE = 120
-"""Seconds before its time limit in which a job lets go of its run."""
+"""Seconds before its time limit at which a job releases its run."""
 AGAIN = 1000
-"""How often a job whose time is up is queued again."""
+"""Maximum number of times that a job is queued again after its time limit."""
 POLL = 2.0
-"""Seconds between two looks at runs that other workers compute."""
+"""Seconds between two checks of runs that other workers compute."""
 
 MAX_DEATHS = 3
-"""Workers that may die over one run, without one more round, before it is given up."""
+"""Deaths of workers on one run, without a finished round in between, at which the run fails."""
 
 Tell = Callable[..., None]
-"""Called with ``begin``, ``round``, ``say``, ``end`` or ``failed``, the job's key, and facts."""
+"""Called with ``begin``, ``round``, ``say``, ``end`` or ``failed``, the job's key, and details."""
 
 
 # --------------------------------------------------------------------------------- one worker
 
 
 class LeaseLostError(Exception):
-    """Another worker took this run over while this one stood still."""
+    """Another worker took over this run while this worker was stopped."""
 
 
 class SweepWorker:
     """Computes jobs in this process.
 
-    It also trains here, so ``workers`` must be 1.
+    Training also runs in it, so ``workers`` must be 1.
     """
 
     def __init__(self, resources: Resources, tell: Tell) -> None:
@@ -109,7 +109,7 @@ class SweepWorker:
                 continue
             with lease:
                 results = (self.store.path(job.key), self.failures.path(job.key))
-                if any(path.exists() for path in results):  # the listing was old
+                if any(path.exists() for path in results):  # the listing was outdated
                     pass
                 elif lease.deaths < MAX_DEATHS:
                     self._run(job, lease)
@@ -133,7 +133,7 @@ class SweepWorker:
                 execute(plan, self._data, self.executor, self.resources, report, self.tracker)
         except LeaseLostError:
             return
-        except Exception as error:  # kept, and the other runs go on
+        except Exception as error:  # saved, and the other runs continue
             user = isinstance(error, FeddgError)
             sentence = str(error) if user else f"{type(error).__name__}: {error}"
             self._fail(job, sentence, "" if user else traceback.format_exc())
@@ -157,7 +157,7 @@ class SweepWorker:
 
 
 class _Report(Observer):
-    """Passes a run's progress on, and stops a run that another worker took over."""
+    """Reports a run's progress, and stops a run that another worker took over."""
 
     def __init__(self, key: str, lease: Lease, tell: Tell) -> None:
         self.key = key
@@ -165,7 +165,7 @@ class _Report(Observer):
         self.tell = tell
 
     def begin(self, run: Run) -> None:
-        """A run starts, or goes on from a checkpoint."""
+        """A run starts, or continues from a checkpoint."""
         self.tell("begin", self.key, run.done, run.plan.settings.federation.rounds)
 
     def round(self, run: Run, result: RoundResult) -> None:
@@ -186,7 +186,7 @@ class Copy:
 
     Attributes:
         search: The sweep's runs.
-        resources: Where and how to compute; one run at a time.
+        resources: Devices, workers and folders; one run at a time.
     """
 
     search: Search
@@ -197,12 +197,12 @@ class Copy:
         SweepWorker(self.resources, tell).work(self.search)
 
     def __call__(self, number: int) -> None:
-        """Work on a cluster, and print what happens."""
+        """Work on a cluster, and print the events."""
         with _between_runs():
             self.work(lambda *event: say(" ".join(map(str, event))))
 
     def checkpoint(self, number: int) -> Any:
-        """Return what to submit to go on when the job runs again; its progress is on the disk."""
+        """Return the submission that continues the job later; its progress is on the disk."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
@@ -212,15 +212,15 @@ class Copy:
 
 
 def work_in_processes(copy: Copy, places: Sequence[str], tell: Tell) -> None:
-    """Let equal workers, a process on each device of ``places``, finish a sweep.
+    """Finish a sweep with equal workers, one process for each device in ``places``.
 
-    One that dies is replaced. Its run is free at once, and given up after `MAX_DEATHS`.
+    A worker that dies is replaced. Its run is free at once, and fails after `MAX_DEATHS`.
 
     Raises:
-        FeddgError: If a worker cannot go on, for example because nothing can be written.
+        FeddgError: If a worker cannot continue, for example because nothing can be written.
     """
     members: dict[connection.Connection, tuple[str, BaseProcess]] = {}
-    silent = 0  # deaths since a worker was heard
+    silent = 0  # deaths since the last event of a worker
 
     def begin(place: str) -> None:
         ours, theirs = Pipe(duplex=False)
@@ -253,7 +253,7 @@ def work_in_processes(copy: Copy, places: Sequence[str], tell: Tell) -> None:
                 if event == "stop":
                     raise FeddgError(*facts)
                 tell(event, *facts)
-    finally:  # each lets go of its run, whose checkpoint stays
+    finally:  # each releases its run, whose checkpoint stays
         end_processes([process for _, process in members.values()], GRACE)
         for pipe in members:
             pipe.close()
@@ -296,16 +296,16 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _between_runs() -> Iterator[None]:
-    """Let submitit queue this job again only after the run at hand is let go.
+    """Let submitit queue this job again only after the current run is released.
 
-    Its handler ends the program where the signal arrives, which may be in a client's code, whose
-    exceptions are that client's errors.
+    Its handler ends the program where the signal arrives, possibly in a client's code, where
+    exceptions count as errors of that client.
     """
     from submitit.core.job_environment import JobEnvironment
 
     notice = JobEnvironment._usr_sig()
     queue_again = signal.getsignal(notice)
-    if not callable(queue_again):  # this is no job of submitit's
+    if not callable(queue_again):  # not a job of submitit
         yield
         return
 
@@ -325,13 +325,13 @@ def _between_runs() -> Iterator[None]:
 def slurm_parameters(
     *, jobs: int, threads: int, gpus: int, time: str, partition: str | None, options: Iterable[str]
 ) -> dict[str, Any]:
-    """Return what is requested from Slurm under submitit's names.
+    """Return the request to Slurm under submitit's names.
 
     Args:
         jobs: Number of workers, each a job with one run at a time.
         threads: CPUs of each job.
         gpus: GPUs of each job.
-        time: Time limit of each job, as Slurm writes it: ``MINUTES``, ``H:MM:SS`` or
+        time: Time limit of each job in Slurm's format: ``MINUTES``, ``H:MM:SS`` or
             ``D-HH:MM:SS``.
         partition: Slurm's partition; ``None`` for the cluster's default.
         options: Other options of ``sbatch``, ``KEY`` or ``KEY=VALUE``.
@@ -370,7 +370,7 @@ def slurm_executor(parameters: Mapping[str, Any], folder: Path) -> Executor:
     """Return submitit's executor for this cluster.
 
     Raises:
-        SettingsError: If there is no Slurm here.
+        SettingsError: If Slurm is not available here.
     """
     try:
         executor: Executor = _submitit().SlurmExecutor(folder, max_num_timeout=AGAIN)
@@ -384,7 +384,7 @@ def slurm_executor(parameters: Mapping[str, Any], folder: Path) -> Executor:
 
 
 def shared(resources: Resources) -> Resources:
-    """Return resources with absolute folders, the same wherever a worker begins."""
+    """Return resources with absolute folders, the same wherever a worker starts."""
     from feddg_bench.common.files import cache_dir
 
     folders = {"results": resources.results, "cache_dir": cache_dir(resources.cache_dir)}
@@ -394,7 +394,7 @@ def shared(resources: Resources) -> Resources:
 
 
 def minutes(text: str) -> int:
-    """Return the minutes, rounded up, of a time limit as Slurm writes it.
+    """Return the minutes, rounded up, of a time limit in Slurm's format.
 
     Raises:
         SettingsError: If it cannot be read.
@@ -417,15 +417,15 @@ def minutes(text: str) -> int:
 def work_on_ray(
     copy: Copy, say: Callable[[str], None], done: Callable[[], tuple[set[str], int]]
 ) -> None:
-    """Let equal workers on a Ray cluster finish a sweep, shared out as in `RayCluster`.
+    """Finish a sweep with equal workers on a Ray cluster, distributed as in `RayCluster`.
 
     Args:
-        copy: The worker; its resources say how many, on what, and the cluster's address.
+        copy: The worker; its resources give number, devices, and the cluster's address.
         say: Called with a sentence on the sweep's progress.
-        done: Returns the runs that are finished, and how many there will be.
+        done: Returns the finished runs, and the total number of runs.
 
     Raises:
-        SettingsError: If there is no Ray, no such cluster, or it is too small.
+        SettingsError: If Ray or the cluster is missing, or the cluster is too small.
     """
     from feddg_bench.engine.devices import load_ray
 
