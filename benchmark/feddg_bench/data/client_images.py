@@ -41,7 +41,7 @@ class ImageBank:
             side = federation.size
             shape = (len(federation.labels), side, side, federation.channels)
             with images.open("rb") as file:
-                # Copy on write: nobody writes, but PyTorch rejects a read-only array.
+                # Copy on write: nothing is written, but PyTorch rejects a read-only array.
                 self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             pixels = np.frombuffer(self._mapped, dtype=federation.pixels, count=prod(shape))
             images = pixels.reshape(shape)

@@ -81,7 +81,7 @@ class DomainDataset(ABC):
     letters: ClassVar[Mapping[str, str]]
     """Code of each domain, in the order of a scenario's canonical name."""
     reference_domains: ClassVar[tuple[str, ...]] = ()
-    """Domains in the order of their ids in FedDG_Benchmark, if it differs from `domains`: its
+    """Domains in the order of their ids in FedDG_Benchmark, if not that of `domains`: its
     partition deals out images domain by domain (``partition.rounding=reference``)."""
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes; labels are positions in this tuple. Empty for a regression."""
@@ -211,7 +211,7 @@ class DomainDataset(ABC):
         return other
 
     def decoded(self, data: DataSettings) -> Self:
-        """Return the data set with ``data.background`` and ``data.exif`` for its image files.
+        """Return the data set, decoding image files by ``data.background`` and ``data.exif``.
 
         Raises:
             SettingsError: If they are set but `read_image` does not decode the images.

@@ -1,8 +1,8 @@
 """Splits and clients of a run, made from settings, labels and domains; no pixel is read.
 
-Image counts, and warnings about them, are also made here.
+This module also counts images and warns about the counts.
 
-This module needs no PyTorch, so that unsuitable settings are rejected before any decoding.
+It needs no PyTorch, so that unsuitable settings are rejected before any decoding.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def synthetic_federation(
     *,
     like: DomainDataset | Federation | None = None,
 ) -> Federation:
-    """Return a federation of random images in equal clients, to measure with; nothing is held out.
+    """Return equal-sized clients with random images, only for measurements; nothing is held out.
 
     ``size`` is in pixels. Task, channels and pixel type are those of ``like``; by default, RGB
     images are classified.

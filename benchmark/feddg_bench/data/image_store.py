@@ -243,5 +243,5 @@ def _noted(note: Path) -> str | None:
 
 
 def _write_note(note: Path, fingerprint: str) -> None:
-    with suppress(OSError), replacing(note) as file:  # without the note we only read files again
+    with suppress(OSError), replacing(note) as file:  # without the note, files are read again
         file.write(fingerprint.encode())

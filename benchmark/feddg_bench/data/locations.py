@@ -140,8 +140,7 @@ NETWORK_FILES = {"vgg19": "vgg19_adain.safetensors", "vgg19_16x": "vgg19_16x_ada
 def find_network(name: str, root: Path | None = None) -> Path | None:
     """Return the file of a style network; ``None`` if there is none.
 
-    The search covers the data folder given by the user, if any, and `data_home`, where downloads
-    go.
+    The data folder given by the user, if any, and `data_home`, the download folder, are searched.
     """
     file = NETWORK_FILES.get(name)
     if file is None:

@@ -96,7 +96,7 @@ def heterogeneous_counts(
     fractions. Ties go to clients with this main domain, then to the smaller client, then to the
     lower number. ``reference`` gives them to clients 0, 1, ... as the authors' code does, and
     reproduces its floating-point arithmetic bit for bit. Clients with low numbers are then larger,
-    and even with lambda = 0, single-domain clients hold images of other domains.
+    and even with lambda = 0, clients meant to hold one domain get images of others.
 
     Args:
         sizes: Images of each domain, integers >= 0, [D].
