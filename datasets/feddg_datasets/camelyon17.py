@@ -58,7 +58,7 @@ class Camelyon17(WildsDataset):
         table = read_table(file)
         check_columns(file, table, columns)
         first = table.columns[0]
-        if first in {column.name for column in columns}:  # wilds takes the first for numbers
+        if first in {column.name for column in columns}:  # wilds reads it as row numbers
             raise DataError(
                 f"{file} begins with the column {first!r}; expected a column of row numbers before "
                 f"it"

@@ -18,14 +18,14 @@ from feddg_bench.data.dataset import DomainDataset, Listing, square
 
 SIDE = 32
 CELLS = 8
-"""Side of the digits as scikit-learn has them."""
+"""Side of scikit-learn's digits."""
 
 Array = NDArray[np.float64]
-"""A digit [8, 8], a plane [32, 32] or a picture [32, 32, 3], in [0, 1] unless said otherwise."""
+"""A digit [8, 8], a plane [32, 32] or a picture [32, 32, 3], in [0, 1] unless stated otherwise."""
 
 
 class Digits4(DomainDataset):
-    """The digits of scikit-learn (Alpaydin and Kaynak, UCI 1998), 8 x 8 grey, drawn in four ways.
+    """The digits of scikit-learn (Alpaydin and Kaynak, UCI 1998), 8 x 8 grey, drawn in four styles.
 
     1,797 images of 32 x 32 pixels, RGB, ten classes; CC BY 4.0. Every digit is in one domain, and
     every domain has a quarter of each class:
@@ -35,8 +35,8 @@ class Digits4(DomainDataset):
     - ``outline``: a pencil line around the stroke, on ruled paper;
     - ``chalk``: soft and patchy pastel chalk on a dark board.
 
-    Every machine draws the same pixels: each digit has its own uniform stream of PCG64, and only
-    operations that IEEE 754 defines to the last bit are used, in a fixed order.
+    Every machine draws the same pixels: each digit has its own uniform stream of PCG64, and IEEE
+    754 defines all operations to the last bit; their order is fixed.
     """
 
     name = "digits4"
@@ -60,7 +60,7 @@ class Digits4(DomainDataset):
         return Listing(paths, labels, domains)
 
     def fingerprint(self) -> str:
-        """Return a hash over the digits that scikit-learn holds and `version`."""
+        """Return a hash over scikit-learn's digits and `version`."""
         digits, labels = self._digits
         digest = hashlib.blake2b(f"digits4 v{self.version}".encode(), digest_size=16)
         digest.update(digits.astype(np.uint8).tobytes())
@@ -88,14 +88,14 @@ class Digits4(DomainDataset):
         package = find_spec("sklearn")
         if package is None or package.origin is None:
             raise DataError("Digits4 needs scikit-learn: pip install scikit-learn")
-        # The file alone: importing scikit-learn takes half a second.
+        # Read only the file: importing scikit-learn takes half a second.
         path = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
         table = np.loadtxt(path, delimiter=",")
         return table[:, :-1].reshape(-1, CELLS, CELLS), table[:, -1].astype(np.int64)
 
 
 def deal_classes(labels: NDArray[np.int64], num_domains: int) -> NDArray[np.int64]:
-    """Deal shuffled images, class by class, to domains in turn, whatever the run's seed.
+    """Deal shuffled images, class by class, to domains in turn, independently of the run's seed.
 
     Returns:
         int64 [n]: domains, whose sizes in all and in every class differ by at most one.
@@ -133,7 +133,7 @@ def draw_poster(digit: Array, rng: np.random.Generator) -> Array:
 
 
 def draw_outline(digit: Array, rng: np.random.Generator) -> Array:
-    """A grey pencil line, some 2 pixels wide, around the stroke, on paper with blue rules."""
+    """A grey pencil line, about 2 pixels wide, around the stroke, on paper with blue rules."""
     paper = np.array([0.93, 0.96, 0.99]) * (1 - 0.05 * clouds(3, rng))[..., None]
     rows = (np.arange(SIDE) + int(6 * rng.random())) % 6 == 0
     rules = np.broadcast_to(0.8 * rows[:, None], (SIDE, SIDE))
@@ -189,7 +189,7 @@ def enlarge(
 
 
 def spline(offset: Array) -> Array:
-    """Interpolation weight at a distance in cells: between Catmull-Rom and a quadratic B-spline."""
+    """Interpolation weight at a distance in cells: mixes Catmull-Rom and a quadratic B-spline."""
     d = np.abs(offset)
     sharp = np.where(d < 1, (1.5 * d - 2.5) * d * d + 1, ((2.5 - 0.5 * d) * d - 4) * d + 2)
     soft = np.where(d < 0.5, 0.75 - d * d, 0.5 * (1.5 - d) * (1.5 - d))
@@ -224,7 +224,7 @@ def pattern(kind: int, period: int, rng: np.random.Generator) -> Array:
 
 
 def stroke(ink: Array, gain: float = 5) -> Array:
-    """Return where the ink is, from 0 to 1; a larger ``gain`` makes the edges steeper."""
+    """Return the mask of the ink, from 0 to 1; a larger ``gain`` makes the edges steeper."""
     return ((ink - 0.5) * gain + 0.5).clip(0, 1)
 
 
@@ -236,7 +236,7 @@ def blur(plane: Array) -> Array:
 
 
 def paint(picture: Array, colour: Array, cover: Array) -> Array:
-    """Lay a colour [3] over a picture, as opaque as the plane ``cover`` says."""
+    """Lay a colour [3] over a picture, with the plane ``cover`` as opacity."""
     return picture + (colour - picture) * cover[..., None]
 
 

@@ -27,9 +27,9 @@ class FEMNIST(ImageFolderDataset):
 
     Grey digits and letters of 28 x 28 pixels from NIST Special Database 19, 62 classes; every
     writer is a domain. ``metadata.csv`` lists path, split, writer (``domain_remapped``) and label
-    (``y``) of every image. Its splits are the protocol ``wilds``: writers of ``val`` and ``test``
-    do not train. Published numbers of images and writers do not agree (LEAF: 805,263 images), so
-    none is required.
+    (``y``) of every image. Its splits form the protocol ``wilds``: writers of ``val`` and ``test``
+    do not train. Published numbers of images and writers disagree (LEAF: 805,263 images), so none
+    is required.
 
     The class itself has no domains; an object has the writers of its folder.
 
@@ -63,7 +63,7 @@ class FEMNIST(ImageFolderDataset):
         super().__init__(data_root)
         writers = sorted({writer for _, _, writer, _ in self._rows})
         names = tuple(f"writer_{writer:04d}" for writer in writers)
-        # The class attributes are the promises of data sets that are the same everywhere.
+        # Class attributes are for data sets that are the same everywhere.
         vars(self).update(
             domains=names,
             letters=dict(zip(names, map(str, writers), strict=True)),
@@ -88,7 +88,7 @@ class FEMNIST(ImageFolderDataset):
         raise self.not_found(what, roots, above)
 
     def published_splits(self) -> NDArray[np.int64]:
-        """Return the place in `feddg_bench.data.splits.SPLITS` of every image."""
+        """Return the position in `feddg_bench.data.splits.SPLITS` of every image."""
         split_of = {self._path(row): SPLITS.index(row[1]) for row in self._rows}
         return np.array([split_of[path] for path in self.records().paths], dtype=np.int64)
 

@@ -1,4 +1,4 @@
-"""FMoW-WILDS: what a satellite image shows, one domain per year."""
+"""FMoW-WILDS: content of satellite images, one domain per year."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class FMoW(WildsDataset):
     """FMoW-WILDS 1.1 (Christie et al., CVPR 2018; Koh et al., ICML 2021).
 
     Satellite images of 224 x 224 pixels, 62 kinds of buildings and land use, 16 years. Years 2002
-    to 2012 train, 2013 to 2015 validate, 2016 and 2017 test; an image from another role's years is
-    in no split. Groups are the regions; images of countries that belong to none are in no group.
+    to 2012 train, 2013 to 2015 validate, 2016 and 2017 test; images of the last five years from
+    another split of FMoW are in no split. Groups are the regions; images of countries that belong
+    to none are in no group.
     """
 
     name = "fmow"
@@ -93,7 +94,7 @@ class FMoW(WildsDataset):
     def amended(self, module: Any) -> Iterator[None]:
         """Let the class read its own times: some have fractions of a second, most have none.
 
-        From version 2, pandas takes the form of the first time for all, and refuses the others.
+        From version 2, pandas applies the format of the first time to all, and rejects the others.
         """
         pandas = module.pd
         read_time = partial(pandas.to_datetime, format="ISO8601")

@@ -25,15 +25,15 @@ class Folder(ImageFolderDataset):
     """Your own data set: ``--dataset folder --data-root DIR`` reads ``DIR/<domain>/<class>/``.
 
     Domains and classes are the names found, in alphabetical order; a domain may lack a class.
-    Folders that systems make by themselves are left out (`is_system`). The names
-    decide labels and scenarios, and so the numbers. A domain's code is its whole name. The names
-    and a hash of all files' names and sizes (``identity``) are part of a run's key and record.
+    System folders are left out (`is_system`). The names determine labels and scenarios, and thus
+    the results. A domain's code is its whole name. The names and a hash of all files' names and
+    sizes (``identity``) are part of a run's key and record.
 
     The class itself has neither domains nor classes; an object has those of its folder.
 
     Args:
-        data_root: The folder of the domains; else the first one that the environment or the
-            settings file names.
+        data_root: The folder of the domains; by default the first one named by the environment or
+            the settings file.
 
     Raises:
         DataError: If there is no such folder, it holds no domain, or two names differ only in
@@ -70,12 +70,12 @@ class Folder(ImageFolderDataset):
                 f"{self.folder}: the names of the domains {', '.join(domains)} do not differ "
                 f"without blanks, commas, hyphens and plus signs; rename one"
             )
-        # The class attributes are the promises of data sets that are the same everywhere.
+        # Class attributes are for data sets that are the same everywhere.
         vars(self).update(domains=domains, letters=codes, classes=labels)
 
     @cached_property
     def identity(self) -> Mapping[str, Sequence[str]]:  # type: ignore[override]
-        """Names on disk, and a hash to tell apart folders with the same names; reads no image."""
+        """Names on disk, and a hash to distinguish folders with the same names; reads no image."""
         digest = hashlib.blake2b(digest_size=16)
         for path, file in sorted(self._files.items()):
             digest.update(os.fsencode(f"{path}\0{plain_file(file).st_size}\n"))
@@ -86,7 +86,7 @@ class Folder(ImageFolderDataset):
         """The folder of the domains.
 
         Raises:
-            DataError: If none is named, or it is not there.
+            DataError: If none is named, or it does not exist.
         """
         return self._likely_folder()
 
@@ -132,7 +132,7 @@ def _check_names(names: Iterable[str], folder: Path) -> None:
 
 
 def _merge(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the classes of all domains in order; of two spellings, the first is taken."""
+    """Return the classes of all domains in order; of two spellings, the first is used."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(plain_name(name), name)
@@ -140,5 +140,5 @@ def _merge(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _code(domain: str) -> str:
-    """Return a domain's name without the characters that divide scenarios' names."""
+    """Return a domain's name without the characters that separate scenarios' names."""
     return "_".join("".join(" " if c in "-+," else c for c in domain).split())

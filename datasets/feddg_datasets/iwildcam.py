@@ -1,4 +1,4 @@
-"""iWildCam2020-WILDS: animals in front of camera traps, one domain per place."""
+"""iWildCam2020-WILDS: animals in camera traps, one domain per location."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from feddg_datasets.shared.wilds import IntArray, WildsDataset, column
 class IWildCam(WildsDataset):
     """iWildCam2020-WILDS 2.0 (Beery et al., 2020; Koh et al., ICML 2021).
 
-    203,029 images of 323 camera traps, 182 classes. The images of 243 places train, other images of
-    the same places are ``id_val`` and ``id_test``, 32 places validate and 48 test. Classes have the
-    names of ``categories.csv`` if that lies beside ``metadata.csv``. Grey images become RGB,
-    which ``wilds`` does not do.
+    203,029 images of 323 camera traps, 182 classes. Images of 243 locations train, other images of
+    the same locations are ``id_val`` and ``id_test``, 32 locations validate and 48 test. Classes
+    are named as in ``categories.csv`` if it lies next to ``metadata.csv``. Grey images become RGB,
+    unlike in ``wilds``.
     """
 
     name = "iwildcam"
@@ -40,7 +40,7 @@ class IWildCam(WildsDataset):
     }
     archive_bytes = 11_957_420_032
     measured_by_domain: ClassVar[bool] = False
-    """A place may have only a handful of images and of classes."""
+    """A location may have only a few images and classes."""
     default_recipe = "pardon"
     task = "classification"
     metrics = ("macro_f1", "accuracy")
@@ -77,7 +77,7 @@ class IWildCam(WildsDataset):
         return [f"train/{name}" for name in source._input_array]
 
     def domain_of(self, source: Any) -> IntArray:
-        """Return the places."""
+        """Return the locations."""
         return column(source, "location").astype(np.int64)
 
     def _names(self) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""miniDomainNet: the part of DomainNet that its published lists name."""
+"""miniDomainNet: the subset of DomainNet in its published lists."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class MiniDomainNet(ImageFolderDataset):
     Four domains (clipart, painting, real, sketch) and 126 classes. FedCCRL's paper names infograph
     instead of sketch; its code and its tables have these four. The images are DomainNet's, in
     its cleaned version; eight lists, ``splits_mini/<domain>_<train or test>.txt`` with lines
-    ``clipart/umbrella/clipart_318_000001.jpg 0``, name those that belong here. Labels are positions
-    in ``classes``, which are in alphabetical order; the lists' own numbers are only checked to give
-    every class one number.
+    ``clipart/umbrella/clipart_318_000001.jpg 0``, name those of the subset. Labels are positions in
+    ``classes``, which are in alphabetical order; the numbers in the lists are only checked for
+    consistency, one number per class.
     """
 
     name = "minidomainnet"
@@ -88,7 +88,7 @@ class MiniDomainNet(ImageFolderDataset):
         )
 
     def published_splits(self) -> NDArray[np.int64]:
-        """Return the place in `feddg_bench.data.splits.SPLITS` of every image, by its list.
+        """Return the position in `feddg_bench.data.splits.SPLITS` of every image, by its list.
 
         The test lists are ``id_test``: FedCCRL joins both lists of a domain; others train on
         one and test on the other.
@@ -138,7 +138,7 @@ class MiniDomainNet(ImageFolderDataset):
         return listed
 
     def _lines(self, domain: str, kind: str) -> Iterator[tuple[str, str, str]]:
-        """Yield the place, path and label of each line of a list."""
+        """Yield the line (for messages), path and label of each image in a list."""
         file = self.list_folder / f"{domain}_{kind}.txt"
         try:
             lines = file.read_text(encoding="utf-8").splitlines()

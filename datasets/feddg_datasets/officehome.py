@@ -1,4 +1,4 @@
-"""Office-Home: everyday things as art, clip art, product pictures and photographs."""
+"""Office-Home: everyday objects as art, clip art, product pictures and photographs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from feddg_bench.data.image_folders import ImageFolderDataset
 class OfficeHome(ImageFolderDataset):
     """Office-Home (Venkateswara et al., CVPR 2017): 15,588 images of many sizes.
 
-    Images are stored as squares and crops are taken from these, in the recipe ``pardon`` too; the
-    code of PARDON crops from the original image.
+    Images are stored as squares, and crops are taken from these, also in the recipe ``pardon``;
+    PARDON's code crops the original image.
 
     Four domains of 2,427 (art), 4,365 (clipart), 4,439 (product) and 4,357 (real_world) images, 65
     classes. Completeness is checked by the number of images of every class in every domain, taken

@@ -7,7 +7,7 @@ from feddg_datasets.shared.planted import PlantedSettings
 
 
 class PlantedNull(PlantedTint):
-    """The control: the tint says nothing of the class, so that no method can gain anything."""
+    """The control: the tint is independent of the class, so no method can gain anything."""
 
     name = "planted_null"
     title = "Planted: null"

@@ -17,11 +17,11 @@ class Styled(PlantedSettings):
 
     q: float = Field(1.0, gt=0.25, le=1)
     style: tuple[Share, Share, Share, Share] = (0.1, 0.4, 0.0, 1.0)
-    """Strength of each domain's style, from 0, none, to 1."""
+    """Strength of each domain's style, from 0 (none) to 1."""
 
 
 class PlantedStyle(Planted):
-    """Each domain maps each channel x to gain x + bias, which says nothing of the class.
+    """Each domain maps each channel x to gain x + bias, independently of the class.
 
     Scenario ``hf-o-t`` tests between the styles of the training domains, the default one outside.
     """

@@ -52,10 +52,10 @@ class PovertyMap(WildsDataset):
 
     Satellite images of 224 x 224 pixels with eight bands, already normalised: blue, green, red, two
     of short-wave infrared, temperature, near infrared, night lights. The target is an index of
-    wealth. Domains are the urban and the rural places of 23 countries, groups are rural and urban.
+    wealth. Domains are the urban and the rural areas of 23 countries, groups are rural and urban.
 
     The authors publish five folds of the countries; each is a scenario of the protocol ``wilds``,
-    ``fold-A`` to ``fold-E``, and results are means over them. Other protocols know fold A only.
+    ``fold-A`` to ``fold-E``, and results are means over them. Other protocols use fold A only.
     """
 
     name = "poverty"
@@ -115,7 +115,7 @@ class PovertyMap(WildsDataset):
         return column(source, "urban").astype(np.int64)
 
     def scenario_splits(self, scenario: str) -> IntArray:
-        """Return the place in `feddg_bench.data.splits.SPLITS` of every image in a fold."""
+        """Return the position in `feddg_bench.data.splits.SPLITS` of every image in a fold."""
         return self._folds[scenario]
 
     @cached_property
@@ -136,7 +136,7 @@ class PovertyMap(WildsDataset):
         """Return image ``index`` as float16 [size, size, 8], resized bilinearly with antialiasing.
 
         Raises:
-            DataError: If the file cannot be read, or holds something else.
+            DataError: If the file cannot be read, or does not hold the expected bands.
         """
         file = self.file(index)
         try:

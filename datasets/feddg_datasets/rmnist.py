@@ -1,4 +1,4 @@
-"""RotatedMNIST: every MNIST digit turned by one of six angles."""
+"""RotatedMNIST: every MNIST digit rotated by one of six angles."""
 
 from __future__ import annotations
 
@@ -46,20 +46,21 @@ FILES = (
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 )
-"""MNIST's files: name, bytes and SHA-256 of what each unpacks to (their known MD5 agree)."""
+"""MNIST's files: name, and size and SHA-256 of the unpacked content (their known MD5 agree)."""
 SIDE = 28
 PARTS = ("train", "t10k")
 LAYOUTS = ("", "mnist", "MNIST", "MNIST/raw", "raw", "rmnist", "RotatedMNIST")
 
 
 class RotatedMNIST(DomainDataset):
-    """RotatedMNIST (Ghifary et al., ICCV 2015) as DomainBed builds it, with a frozen shuffle.
+    """RotatedMNIST (Ghifary et al., ICCV 2015) as DomainBed builds it, with a fixed shuffle.
 
     The 70,000 digits of MNIST (LeCun et al., 1998), training images first, are shuffled and dealt
     in turn to the angles 0, 15, ..., 75 degrees, counter-clockwise: 11,667 digits for each of the
     first four and 11,666 for the last two. DomainBed (Gulrajani and Lopez-Paz, ICLR 2021) shuffles
-    with PyTorch's global generator, so its digits change with the run; ours are the same in every
-    run and on every machine. As in DomainBed, Pillow turns images, bilinearly with black corners.
+    with PyTorch's global generator, so its digits change with the run; here they are the same in
+    every run and on every machine. As in DomainBed, Pillow rotates images, bilinearly with black
+    corners.
     """
 
     name = "rmnist"
@@ -80,7 +81,7 @@ class RotatedMNIST(DomainDataset):
         "60": (1132, 1284, 1182, 1169, 1190, 1035, 1156, 1212, 1161, 1145),
         "75": (1132, 1304, 1192, 1165, 1104, 1049, 1181, 1250, 1076, 1213),
     }
-    """Counts of the real MNIST under our shuffle."""
+    """Counts of the real MNIST under this shuffle."""
     archive_bytes = 11_594_722
     downloads = tuple(
         Download(name, MIRRORS, checksum=f"sha256:{digits}", unzipped=unzipped)
@@ -130,7 +131,7 @@ class RotatedMNIST(DomainDataset):
         return digest.hexdigest()
 
     def stamp(self) -> str:
-        """Return a hash over the four files' names, sizes and times of change."""
+        """Return a hash over the four files' names, sizes and modification times."""
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files.values():
             status = file.stat()
@@ -138,7 +139,7 @@ class RotatedMNIST(DomainDataset):
         return digest.hexdigest()
 
     def read(self, index: int, size: int) -> NDArray[np.uint8]:
-        """Turn digit ``index`` by its angle at 28 pixels, then resize it."""
+        """Rotate digit ``index`` by its angle at 28 pixels, then resize it."""
         from PIL import Image
 
         images, _ = self._digits
@@ -174,9 +175,9 @@ class RotatedMNIST(DomainDataset):
 
 
 def deal_images(num_images: int, num_domains: int) -> NDArray[np.int64]:
-    """Deal shuffled images to domains in turn, whatever the run's seed.
+    """Deal shuffled images to domains in turn, independently of the run's seed.
 
-    The shuffle sorts PCG64's uniform numbers, which no version of NumPy changes.
+    The shuffle sorts PCG64's uniform numbers, which are the same in all versions of NumPy.
 
     Returns:
         int64 [n]: domains, whose sizes differ by at most one, the first ones larger.
@@ -222,7 +223,7 @@ def read_idx(path: Path, item: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    """Return a file such as ``train-images-idx3-ubyte``, in any of its spellings, if any."""
+    """Return a file such as ``train-images-idx3-ubyte``, in any spelling, if there is one."""
     rank = "3" if name.endswith("images") else "1"
     for suffix in ("", ".gz"):
         for separator in ("-", "."):

@@ -1,4 +1,4 @@
-"""TerraIncognita: animals in front of camera traps at four places, as selected by DomainBed."""
+"""TerraIncognita: animals in camera traps at four locations, as selected by DomainBed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ IMAGE_FOLDERS = ("eccv_18_all_images_sm", "eccv_18_all_images")
 class TerraIncognita(ImageFolderDataset):
     """TerraIncognita (Beery et al., ECCV 2018), DomainBed's part of Caltech Camera Traps.
 
-    Four places (38, 43, 46, 100) and ten classes. The authors' archives are read as they are (five
-    annotation files that are joined with the images by identifier), or the folders
+    Four locations (38, 43, 46, 100) and ten classes. The images are read from the authors' archives
+    (five annotation files, joined with the images by identifier) or from the folders
     ``location_38/bird/...`` that DomainBed's script makes of them; both give the same records. An
     image with animals of two classes is listed twice, once with each label, as in DomainBed.
 
-    DomainBed's paper counts 24,788 images; its present script is known to give 24,330
+    DomainBed's paper counts 24,788 images; its current script is known to give 24,330
     (`totals`), so no number is required.
     """
 
@@ -92,7 +92,7 @@ class TerraIncognita(ImageFolderDataset):
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the archives' contents, or of the four places."""
+        """The folder of the archives' contents, or of the four locations."""
         best = self._likely_folder()
         return best if (best / ANNOTATIONS).is_dir() else super().folder
 
@@ -129,10 +129,10 @@ class TerraIncognita(ImageFolderDataset):
         return files
 
     def _annotated(self) -> Iterator[tuple[str, str, str]]:
-        """Yield place, class and file name of every annotation that belongs here.
+        """Yield location, class and file name of every annotation of these locations and classes.
 
-        The images are looked up by identifier: DomainBed's script compares every image with every
-        annotation.
+        The images are looked up by identifier, whereas DomainBed's script compares every image with
+        every annotation.
         """
         contents = [self._load(self.folder / ANNOTATIONS / f"{n}_annotations.json") for n in FILES]
         categories = {c["id"]: c["name"] for content in contents for c in content["categories"]}
@@ -154,7 +154,7 @@ class TerraIncognita(ImageFolderDataset):
         """Return an annotation file's lists of images, annotations and categories.
 
         Raises:
-            DataError: If it is missing, not JSON, or lacks what is needed here.
+            DataError: If it is missing, not JSON, or lacks a needed list or field.
         """
         needed = {
             "images": ("id", "location", "file_name"),

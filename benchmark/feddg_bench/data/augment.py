@@ -2,10 +2,10 @@
 
 The operations are those of torchvision's ``RandomResizedCrop``, ``RandomHorizontalFlip``,
 ``ColorJitter`` and ``RandomGrayscale``, in this order. Every parameter is drawn on the CPU, so a
-seed means the same crops and colours on every device. Two things differ from torchvision: the four
-colour adjustments of a batch share one random order, while their strengths are drawn for each
-image; and crops are resized in 8 bits on the CPU, as Pillow does, but in float32 elsewhere, so
-that devices agree to a grey level of 1/255 before colours are adjusted.
+seed gives the same crops and colours on every device. Two things differ from torchvision. The four
+colour adjustments of a batch share one random order; only their strengths are drawn for each image.
+Crops are resized in 8 bits on the CPU, as in Pillow, but in float32 elsewhere, so devices agree to
+within a grey level of 1/255 before colours are adjusted.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def to_float(images: Tensor) -> Tensor:
 
 
 class Draws(NamedTuple):
-    """Everything random about the augmentation of B images.
+    """Random parameters of the augmentation of B images.
 
     Attributes:
         tensors: Crops, int64 [B, 4]: top, left, height, width in pixels; whether an image is
-            mirrored afterwards, bool [B]; strengths of the adjustments of colour, float32 [A, B];
-            positions of the images that lose their colours, int64 [n].
-        order: Numbers of the A adjustments, in their order.
-        whole: Whether every image keeps its size and direction.
+            mirrored afterwards, bool [B]; strengths of the colour adjustments, float32 [A, B];
+            indices of the images converted to greyscale, int64 [n].
+        order: Indices of the A adjustments, in the order of application.
+        whole: Whether no image is cropped or mirrored.
     """
 
     tensors: tuple[Tensor, ...]
@@ -65,13 +65,13 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class Augment:
-    """The augmentation that ``settings`` describe; strengths of 0 and no crop change nothing."""
+    """Augmentation by ``settings``; with strengths of 0 and no crop, it changes nothing."""
 
     settings: AugmentSettings  # ranges and probabilities
 
     @property
     def nothing(self) -> bool:
-        """Whether images only become floats."""
+        """Whether images are only converted to floats."""
         s = self.settings
         strengths = s.flip, s.brightness, s.contrast, s.saturation, s.hue, s.grayscale
         return s.crop_scale is None and not any(strengths)
@@ -82,8 +82,8 @@ class Augment:
         Its memory is channels last, or contiguous where colours are adjusted.
 
         Args:
-            images: On any device; on a CPU the rows may lie apart, as in a mapped store.
-            generator: On the CPU; everything random comes from it.
+            images: On any device; on a CPU, rows need not be contiguous, as in a mapped store.
+            generator: Source of all random numbers, on the CPU.
         """
         height, width = images[0].shape[-3:-1]
         draws = self.draw(len(images), height, width, generator)
@@ -91,7 +91,7 @@ class Augment:
         return self.apply(images, draws._replace(tensors=tuple(moved)))
 
     def draw(self, batch: int, height: int, width: int, generator: torch.Generator) -> Draws:
-        """Return what is random for a batch of images of a size, on the CPU; see `__call__`."""
+        """Return the random parameters of a batch of images, on the CPU; see `__call__`."""
         settings = self.settings
         boxes = whole = torch.tensor([0, 0, height, width]).expand(batch, 4)
         if settings.crop_scale is not None:
@@ -120,9 +120,9 @@ class Augment:
         return Draws((boxes, mirrored, strengths, grey), effective, kept)
 
     def apply(self, images: Images, draws: Draws) -> Tensor:
-        """Return images as `__call__` does, with draws on the images' device."""
+        """Return images augmented as by `__call__`, given draws on the images' device."""
         boxes, mirrored, strengths, grey = draws.tensors
-        # Colours are adjusted plane by plane, and on a CPU in pieces that its cache can hold.
+        # Colours are adjusted plane by plane, and on a CPU in pieces that fit its cache.
         layout = torch.contiguous_format if draws.order else torch.channels_last
         if draws.whole:
             augmented = left_whole(images, layout)
@@ -149,8 +149,8 @@ def draw_boxes(
     """Draw one crop per image, as torchvision's ``RandomResizedCrop.get_params`` does.
 
     Area is uniform in ``scale`` (share of the image), width over height log-uniform in ``ratio``.
-    A crop that does not fit is drawn again; after ten tries it is the largest central crop whose
-    ratio is as near the image's own as ``ratio`` allows.
+    A crop that does not fit is drawn again; after ten tries, it is the largest central crop whose
+    ratio is as close to the image's as ``ratio`` allows.
 
     Returns:
         int64 [B, 4]: top, left, height, width in pixels.
@@ -166,7 +166,7 @@ def draw_boxes(
     first = fits.int().argmax(dim=0)
     crop = sides[:, first, torch.arange(batch)].long()  # [2, B]: height, width
     corner = (torch.rand(2, batch, generator=generator) * (limits - crop + 1)).long()
-    corner = torch.minimum(corner, limits - crop)  # a draw next to 1 may round up
+    corner = torch.minimum(corner, limits - crop)  # a draw close to 1 can round up
 
     aspect_limit = min(max(width / height, ratio[0]), ratio[1])
     largest = limits.new_tensor(
@@ -179,7 +179,7 @@ def draw_boxes(
 
 
 def left_whole(images: Images, layout: torch.memory_format) -> Tensor:
-    """Return what `crop_and_flip` returns for crops of the whole images, none of them mirrored."""
+    """Return the result of `crop_and_flip` for whole images without mirroring."""
     batch = images if isinstance(images, Tensor) else torch.cat(list(images))
     return to_float(batch).contiguous(memory_format=layout)
 
@@ -196,7 +196,7 @@ def crop_and_flip(
         images: [B, H, W, C], or B images [1, H, W, C] on the CPU.
         boxes: int64 [B, 4] on the same device: top, left, height, width.
         mirrored: bool [B] on the same device: flip left and right afterwards.
-        layout: How the result lies in memory.
+        layout: Memory format of the result.
 
     Returns:
         float32 [B, C, H, W], see `to_float`.
@@ -209,9 +209,9 @@ def crop_and_flip(
 def crop_and_flip_bytes(
     images: Images, boxes: Tensor, mirrored: Tensor, layout: torch.memory_format
 ) -> Tensor:
-    """Do `crop_and_flip` in 8 bits, image by image: only a CPU can, and this is its fastest way.
+    """Do `crop_and_flip` in 8 bits, image by image: possible only on a CPU, and fastest there.
 
-    Images that are not bytes are resized in float32.
+    Images that are not uint8 are resized in float32.
     """
     height, width, channels = images[0].shape[-3:]
     result = torch.empty((len(images), channels, height, width), memory_format=layout)
@@ -291,11 +291,11 @@ def adjust_saturation_(images: Tensor, factor: Tensor) -> Tensor:
 def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     """Turn hues by ``shift`` [B] turns of the colour circle; value and saturation stay the same.
 
-    This equals a shift of H in HSV, without a separate case for each sixth of the circle. With
-    hue h in sixths of a turn from red, in [-3, 3], low and high the least and the largest channel
-    and c = high - low, each channel is a trapezium: low + c clamp(2 - |x|, 0, 1) where x is the
-    way around the circle from the channel's own hue (0, 2 or 4). For |x| <= 6 that way is
-    3 - ||x| - 3|. Conversely, |h| = (high - red + green - low + blue - low) / c, and h has the
+    This equals a shift of H in HSV, without a separate case for each sixth of the circle. Let h be
+    the hue in sixths of a turn from red, in [-3, 3], low and high the smallest and largest channel,
+    and c = high - low. Each channel is a trapezium, low + c clamp(2 - |x|, 0, 1), where x is the
+    distance around the circle from the channel's own hue (0, 2 or 4). For |x| <= 6, this distance
+    is 3 - ||x| - 3|. Conversely, |h| = (high - red + green - low + blue - low) / c, and h has the
     sign of green - blue.
     """
     red, green, blue = images.unbind(1)
@@ -305,7 +305,7 @@ def adjust_hue_(images: Tensor, shift: Tensor) -> Tensor:
     hue = hue.div_(chroma.clamp_min(1e-12)).copysign_(green - blue)  # [B, H, W]
     channel_hues = torch.arange(0.0, 6.0, 2.0, device=images.device)
     turn = (6 * shift[:, None] - channel_hues + 3).remainder(6) - 3  # [B, 3] in [-3, 3)
-    way = (hue[:, None] + turn[:, :, None, None]).abs_().sub_(3).abs_()  # 3 less the way around
+    way = (hue[:, None] + turn[:, :, None, None]).abs_().sub_(3).abs_()  # 3 minus the distance
     return torch.addcmul(low[:, None], chroma[:, None], way.sub_(1).clamp_(0, 1), out=images)
 
 

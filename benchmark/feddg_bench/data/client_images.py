@@ -1,4 +1,4 @@
-"""Images as the clients train on them: one array, from which all take batches of rows."""
+"""Training images of the clients: one shared array, from which all clients take batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from feddg_bench.data.federated import Federation
 RESIDENT_SHARE = 0.4
 """Largest share of a GPU's free memory that the decoded images may take."""
 MAPPED = 64 * 2**20
-"""Bytes of a file of images that may count as the process's memory. Of a larger one, pages that
-were read go back to the system, which keeps them in its cache."""
+"""Largest image file, in bytes, whose pages may stay in the process's memory. Those of a larger one
+are returned to the system after reading, which keeps them in its cache."""
 
 
 class ImageBank:
@@ -30,8 +30,8 @@ class ImageBank:
 
     Args:
         federation: The federation whose images these are.
-        device: Where batches are wanted.
-        sharing: Workers on the device, each with its own copy of the images.
+        device: Device of the batches.
+        sharing: Number of workers on the device, each with its own copy of the images.
     """
 
     def __init__(self, federation: Federation, device: torch.device, sharing: int = 1) -> None:
@@ -41,7 +41,7 @@ class ImageBank:
             side = federation.size
             shape = (len(federation.labels), side, side, federation.channels)
             with images.open("rb") as file:
-                # Copy on write: nobody writes, but PyTorch rejects a read-only array.
+                # Copy on write: nothing is written, but PyTorch rejects a read-only array.
                 self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             pixels = np.frombuffer(self._mapped, dtype=federation.pixels, count=prod(shape))
             images = pixels.reshape(shape)
@@ -54,7 +54,7 @@ class ImageBank:
                 self.images = self.images.to(device)
 
     def _give_back(self) -> None:
-        """Give back the pages of earlier batches; reading an image may have mapped megabytes."""
+        """Release the pages of earlier batches; reading one image can map megabytes."""
         mapped = self._mapped
         if mapped is not None and len(mapped) > MAPPED and hasattr(mmap, "MADV_DONTNEED"):
             mapped.madvise(mmap.MADV_DONTNEED)
@@ -64,7 +64,7 @@ class ImageBank:
 
         Args:
             index: Rows of the array, int64 [B] on the CPU.
-            others: Tensors on the CPU, to be returned on the device after the labels.
+            others: Tensors on the CPU, returned on the device after the labels.
         """
         self._give_back()
         rows, *others_there = on_device([index, *others], self.device)
@@ -83,7 +83,7 @@ class ImageBank:
 
 
 class ClientImages:
-    """The images of one client, for its `Lent`."""
+    """The images of one client; client code accesses them through `Lent`."""
 
     def __init__(
         self, bank: ImageBank, index: np.ndarray, augment: AugmentSettings, train: TrainSettings
@@ -109,7 +109,7 @@ class ClientImages:
     ) -> Iterator[Batch]:
         """Yield every image once, or the parts given, in batches on the device.
 
-        With ``domains``, the domain of each of the client's images, a batch ends with its part.
+        With ``domains`` (one per image of the client), those of a batch are its last entry.
         """
         count = len(self.index)
         if parts is None:
@@ -141,18 +141,18 @@ class ClientImages:
 
 
 class Lent:
-    """What client code gets of its images (see `feddg_bench.core.client.ClientData`).
+    """Access of client code to its images (see `feddg_bench.core.client.ClientData`).
 
-    Batches are copies. No attribute leads to the memory that all clients share: PyTorch does not
-    see every write into a tensor, so one client's could reach the next. Only code that looks into
-    the interpreter, such as a function's closure, can find it.
+    Batches are copies. No attribute leads to the memory shared by all clients: PyTorch does not
+    detect every write into a tensor, so a write of one client could reach the next. Only code that
+    inspects the interpreter's objects, such as a function's closure, can find it.
     """
 
     __slots__ = ("_batches", "_count")
 
     def __init__(self, images: ClientImages) -> None:
         self._count = len(images)
-        # A bound method would name its object.
+        # A bound method would expose its object.
         self._batches: Callable[[Any], Iterator[Batch]] = lambda given: images.batches(**given)
 
     def __len__(self) -> int:

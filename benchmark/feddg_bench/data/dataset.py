@@ -1,8 +1,8 @@
-"""What a data set is: images of classes in domains, listed once and checked against promises.
+"""Base classes of data sets: images with class and domain, listed once and checked.
 
-A plugin subclasses `DomainDataset`, `FileDataset` where every image is a file, or
-`feddg_bench.data.image_folders.ImageFolderDataset` where the files lie in folders named by domain
-and class.
+A plugin subclasses `DomainDataset`, `FileDataset` if every image is a file, or
+`feddg_bench.data.image_folders.ImageFolderDataset` if the files lie in folders named by domain and
+class.
 This module imports neither torch nor an image library until an image is read.
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a data set, n of them, in the order of their indices.
+    """The n images of a data set, in the order of their indices.
 
     Attributes:
         paths: Unique relative names such as ``photo/dog/pic_001.jpg``: domain, class, file.
@@ -63,7 +63,7 @@ class Listing:
 
 
 class DomainDataset(ABC):
-    """Images with a class and a domain each; the class attributes are its promises.
+    """Images, each with a class and a domain; the class attributes declare what is expected.
 
     Args:
         data_root: Folder given by the user; embedded data sets need none.
@@ -77,68 +77,68 @@ class DomainDataset(ABC):
     title: ClassVar[str]
     """Name shown in tables."""
     domains: ClassVar[tuple[str, ...]]
-    """In the cycle order of leave-two-domains-out: one validates, the next one tests."""
+    """Names in the cycle order of leave-two-domains-out: one validates, the next one tests."""
     letters: ClassVar[Mapping[str, str]]
-    """Code of each domain; the order here is that of letters in a scenario's canonical name."""
+    """Code of each domain, in the order of a scenario's canonical name."""
     reference_domains: ClassVar[tuple[str, ...]] = ()
-    """The domains in the order of their ids in FedDG_Benchmark, if that differs from `domains`: its
-    partition hands out images domain by domain (``partition.rounding=reference``)."""
+    """Domains in the order of their ids in FedDG_Benchmark, if not that of `domains`: its
+    partition deals out images domain by domain (``partition.rounding=reference``)."""
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes; labels are positions in this tuple. Empty for a regression."""
     licence: ClassVar[str]
     source: ClassVar[str]
     """Where the images come from and how a user gets them."""
     version: ClassVar[int] = 1
-    """Raised whenever the same files would give other images, labels or domains."""
+    """Incremented whenever the same files would give different images, labels or domains."""
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
-    """Images of each class in each domain, where known, to be checked; for a regression, one number
-    per domain."""
+    """Number of images of each class in each domain, if known, to be checked; for a regression, one
+    number per domain."""
     split_sizes: ClassVar[Mapping[str, int]] = {}
-    """Images of each published split, where known; only the doctor compares them."""
+    """Number of images in each published split, if known; only the doctor compares them."""
     task: ClassVar[str] = "classification"
     """``classification`` or ``regression``."""
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
-    """Metrics reported, out of accuracy, macro_f1, worst_group and pearson; the first one is the
-    key metric, by which rounds are chosen."""
+    """Reported metrics, out of accuracy, macro_f1, worst_group and pearson; the first is the key
+    metric, which selects the round."""
     groups: tuple[str, ...] = ()
-    """Names of the groups of images among which the worst is measured."""
+    """Names of the groups of images for the worst-group metric."""
     channels: ClassVar[int] = 3
     """Channels of an image."""
     pixels: ClassVar[str] = "uint8"
     """Type of the pixels: ``uint8``, or ``float16`` for values that are already normalised."""
     bands: ClassVar[tuple[int, ...]] = (0, 1, 2)
-    """Channels that a contact sheet shows as red, green and blue, where there are more."""
+    """Channels that a contact sheet shows as red, green and blue, if there are three or more."""
     official: Mapping[str, tuple[str, ...]] | Mapping[str, Mapping[str, tuple[str, ...]]] = {}
-    """Domains by role (train, val, test) in the published splits, where these divide domains; if
-    there are several sets of splits, such a mapping for each by name."""
+    """Domains by role (train, val, test) in the published splits, if these separate domains; with
+    several sets of splits, such a mapping for each, by name."""
     Settings: ClassVar[type[DatasetSettings]] = DatasetSettings
-    """The data set's own settings (``world.*``), for one that computes its images."""
+    """The data set's own settings (``world.*``), if it computes its images."""
     settings: DatasetSettings
-    """Their values; those of a run by `adjusted`."""
+    """Values of these settings; `adjusted` sets those of a run."""
     default_scenario: ClassVar[Mapping[str, str]] = {}
-    """Protocol -> the one scenario of a request that names none; others take the protocol's own."""
+    """Protocol -> scenario of a request that names none; other protocols use their defaults."""
     identity: Mapping[str, Sequence[str]] = {}
-    """Enters a run's key: what identifies a data set whose names are those on disk."""
+    """Part of the run key: identifies a data set whose domains and classes are found on disk."""
     measured_by_domain: ClassVar[bool] = True
-    """Whether every domain of a split is measured by itself, or the split as a whole."""
+    """Whether each domain of a split is measured separately, or the split as a whole."""
     archive_bytes: ClassVar[int | None] = None
-    """Size of the published download, where it is known."""
+    """Size of the published download, if known."""
     duplicates: ClassVar[int | None] = None
-    """Images of the published set that equal an earlier one, where somebody has counted them."""
+    """Number of published images that equal an earlier one, if known."""
     signatures: ClassVar[Path | None] = None
     """File of signatures of the published images (`feddg_bench.data.inspect.signatures`)."""
     downloads: ClassVar[tuple[Download | HubDownload, ...]] = ()
-    """What ``data download`` fetches: only what the licence allows and what can be checked."""
+    """Files for ``data download``: only those that the licence allows and that can be checked."""
     no_download: ClassVar[str] = "no server is known from which its licence lets us fetch it"
-    """Why nothing is fetched if `downloads` is empty, worded as the rest of a sentence."""
+    """Reason why nothing is fetched if `downloads` is empty, as the end of a sentence."""
     research_only: ClassVar[bool] = False
     """Whether the licence allows research only, so that a download needs ``--accept-licence``."""
     default_recipe: ClassVar[str] = "pardon"
     """Recipe of a run that names none."""
     background: str = "black"
-    """``data.background`` by which image files are decoded (`decoded`)."""
+    """Value of ``data.background`` for decoding image files (`decoded`)."""
     exif: bool = False
-    """``data.exif`` by which image files are decoded (`decoded`)."""
+    """Value of ``data.exif`` for decoding image files (`decoded`)."""
     _listing_kept: Listing | None = None
 
     def __init__(self, data_root: Path | None = None) -> None:
@@ -148,7 +148,7 @@ class DomainDataset(ABC):
 
     @abstractmethod
     def scan(self) -> Listing:
-        """List the images, in an order that depends on nothing but their names."""
+        """List the images, in an order that depends only on their names."""
 
     def find(self) -> Path | None:
         """Return the folder of the images, or ``None`` for embedded ones, as quickly as possible.
@@ -165,7 +165,7 @@ class DomainDataset(ABC):
         Args:
             what: What was looked for, in the singular.
             looked_in: The roots of `feddg_bench.data.locations.data_roots`.
-            folder: The folder that the user should name, in words.
+            folder: Description of the folder that the user should name.
         """
         looked = ", ".join(map(str, looked_in)) or "no folder, as none was given"
         if self.downloads:
@@ -186,14 +186,14 @@ class DomainDataset(ABC):
         return None
 
     def scenario_splits(self, scenario: str) -> NDArray[np.int64] | None:
-        """Return the same as `published_splits`, for the published set of splits of that name."""
+        """Return the same as `published_splits`, for the set of splits named ``scenario``."""
         return self.published_splits()
 
     def answers(self, train: Sequence[str], test: str) -> Mapping[str, float]:
-        """Return accuracies on a domain that are known, from 0 to 1, by name of the rule.
+        """Return the known accuracies on domain ``test``, from 0 to 1, by name of the rule.
 
         ``invariant`` and ``erm`` are the rules that `recovered` compares; real images have none.
-        ``train`` are the sources.
+        ``train`` are the training domains.
         """
         return {}
 
@@ -211,10 +211,10 @@ class DomainDataset(ABC):
         return other
 
     def decoded(self, data: DataSettings) -> Self:
-        """Return the data set with image files decoded by ``data.background`` and ``data.exif``.
+        """Return the data set, decoding image files by ``data.background`` and ``data.exif``.
 
         Raises:
-            SettingsError: If they are set, and images are not decoded by `read_image`.
+            SettingsError: If they are set but `read_image` does not decode the images.
         """
         if (data.background, data.exif) == (self.background, self.exif):
             return self
@@ -238,32 +238,32 @@ class DomainDataset(ABC):
 
     @abstractmethod
     def read(self, index: int, size: int) -> NDArray[np.uint8] | NDArray[np.float16]:
-        """Return image ``index``: [size, size, ``channels``] of ``pixels``; uint8 RGB by default.
+        """Return image ``index``, [size, size, ``channels``] of type ``pixels``; default uint8 RGB.
 
         Raises:
             DataError: If the file cannot be decoded.
         """
 
     def records(self) -> Listing:
-        """Return the images after checking the promises.
+        """Return the images, checked against the class attributes.
 
         Raises:
             DataError: If the images cannot be listed, a domain or a class has no image, a count
-                is not as promised, or a target of a regression is not finite.
-            PluginError: If the listing does not fit together, or a label or a domain is no
-                position.
+                differs from `counts`, or a target of a regression is not finite.
+            PluginError: If the lengths in the listing differ, or a label or a domain is out of
+                range.
         """
         if self._listing_kept is None:
             self._listing_kept = self._promised()
         return self._listing_kept
 
     def records_as_found(self) -> Listing:
-        """Return the images, whatever promises they break; from now on `records` does so too.
+        """Return the images found, even if incomplete; from then on, `records` returns the same.
 
         Raises:
             DataError: If the data set is not on this machine, or the images cannot be listed.
-            PluginError: If the listing does not fit together, or a label or a domain is no
-                position.
+            PluginError: If the lengths in the listing differ, or a label or a domain is out of
+                range.
         """
         self._listing_kept = self._scanned()
         return self._listing_kept
@@ -300,7 +300,7 @@ class DomainDataset(ABC):
         return records
 
     def _promised(self) -> Listing:
-        """Return what `records` does, listed again."""
+        """Scan the images again and return them checked, as `records` does."""
         records = self._scanned()
         counts = self.count(records)
         if not np.isfinite(records.labels).all():
@@ -339,29 +339,29 @@ class DomainDataset(ABC):
                     yield domain, name, f"{text} ({number - published:+,})"
 
     def hint(self, domain: str, name: str | None = None) -> str:
-        """Return advice for a domain, or a class in it, without images: the end of a sentence."""
+        """Return advice for a domain or class without images, as the end of a sentence."""
         return ""
 
     def count(self, records: Listing) -> NDArray[np.int64]:
-        """Return the images of each class in each domain, [D, C]; [D, 1] for a regression."""
+        """Return the number of images per domain and class, [D, C]; [D, 1] for a regression."""
         counts = np.zeros((len(self.domains), len(self.classes) or 1), dtype=np.int64)
         labels = records.labels if self.classes else np.zeros(len(records.labels))
         np.add.at(counts, (records.domains, labels.astype(np.int64)), 1)
         return counts
 
     def _where(self) -> str:
-        """Return `` in FOLDER`` for messages, or nothing for embedded data."""
+        """Return `` in FOLDER`` for messages, or an empty string for embedded data."""
         return ""
 
 
 def read_checked(
     dataset: DomainDataset, index: int, size: int
 ) -> NDArray[np.uint8] | NDArray[np.float16]:
-    """Return what `DomainDataset.read` returns, if it is as promised.
+    """Return the image that `DomainDataset.read` returns, after checking its shape and type.
 
     Raises:
-        DataError: If the image cannot be read; it names data set, image and fault.
-        PluginError: If it has another shape or type.
+        DataError: If the image cannot be read; the message names data set, image and fault.
+        PluginError: If its shape or type is wrong.
     """
     try:
         image = dataset.read(index, size)
@@ -382,7 +382,7 @@ def read_checked(
 
 
 class FileDataset(DomainDataset):
-    """Images in one file each; the fingerprint hashes the names and bytes of the files."""
+    """Data set with one file per image; the fingerprint hashes the files' names and bytes."""
 
     @abstractmethod
     def file(self, index: int) -> Path:
@@ -417,10 +417,10 @@ class FileDataset(DomainDataset):
         return self.combine(in_threads(self.content, range(len(self.records().paths))))
 
     def stamp(self) -> str:
-        """Return a hash over every file's name, size and time of change.
+        """Return a hash over every file's name, size and modification time.
 
         Raises:
-            DataError: If a file is missing, or not a plain file.
+            DataError: If a file is missing, or not a regular file.
         """
         digest = hashlib.blake2b(digest_size=16)
         for index, path in enumerate(self.records().paths):
@@ -435,9 +435,9 @@ def decodes_files(dataset: DomainDataset) -> TypeGuard[FileDataset]:
 
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP", "TIFF", "PPM", "AVIF")
-"""Image formats that are read, whatever the suffix; for some others Pillow starts programs."""
+"""Image formats that are read, whatever the suffix; for some others, Pillow starts programs."""
 MOST_PIXELS = 2**26
-"""Most pixels of an image; a file that claims to have more is not decoded."""
+"""Maximum number of pixels of an image; a file that claims more is not decoded."""
 
 
 def read_image(
@@ -445,17 +445,17 @@ def read_image(
 ) -> NDArray[np.uint8]:
     """Decode the first frame of an image file to RGB and make it a `square`.
 
-    Of 16-bit values, the upper eight bits are kept.
+    16-bit values keep their upper eight bits.
 
     Args:
         path: The file.
         size: Side of the square in pixels.
-        background: ``black``: drop transparency and keep the colours stored below it, mostly
+        background: ``black``: drop transparency and keep the colours of transparent pixels, mostly
             black; ``white``: composite onto white.
-        exif: Whether to turn the image as its EXIF data say. A TIFF is always turned.
+        exif: Whether to apply the EXIF orientation. For a TIFF, it is always applied.
 
     Raises:
-        DataError: If the file cannot be decoded, or the range of its values is not known.
+        DataError: If the file cannot be decoded, or the range of its values is unknown.
     """
     from PIL.Image import open as open_image
 
@@ -476,7 +476,7 @@ def _rgb(image: Image, background: str, exif: bool) -> Image:
     """Return an image as RGB; see `read_image`.
 
     Raises:
-        ValueError: If the range of its values is not known.
+        ValueError: If the range of its values is unknown.
     """
     from PIL.Image import alpha_composite, fromarray, new
 
@@ -485,7 +485,7 @@ def _rgb(image: Image, background: str, exif: bool) -> Image:
         raise ValueError("its values are neither 8 nor 16 bits, so that their range is unknown")
     if tiff and image.mode.startswith("I") and image.tag_v2.get(_PHOTOMETRIC) == 0:  # type: ignore[attr-defined]
         raise ValueError("it has 16 bits, of which 0 is white")
-    image.load()  # turns a TIFF
+    image.load()  # applies the orientation of a TIFF
     turn = _turn(image) if exif else None
     flat = image
     if image.mode.startswith("I"):  # 16 bits, which `convert` would clip
@@ -504,9 +504,9 @@ _ORIENTATION, _PHOTOMETRIC = 0x0112, 0x0106
 
 
 def _turn(image: Image) -> Transpose | None:
-    """Return what EXIF data say must be done to an image, if anything.
+    """Return the transposition that an image's EXIF orientation asks for, if any.
 
-    Pillow's ``exif_transpose`` also writes the data anew, which fails for some cameras' images.
+    Pillow's ``exif_transpose`` also rewrites the EXIF data, which fails for some cameras' images.
     """
     from PIL.Image import Transpose
 
@@ -525,17 +525,17 @@ def _turn(image: Image) -> Transpose | None:
 
 
 class FileFacts(NamedTuple):
-    """What an image file says about itself."""
+    """Properties of an image file."""
 
     side: int  # the shorter one, in pixels
     sixteen_bits: bool = False  # whether values have 16 bits
-    turned: bool = False  # whether EXIF data turn the image
+    turned: bool = False  # whether the EXIF orientation turns the image
     transparent: bool = False  # whether a pixel is not opaque
-    frames: bool = False  # whether there are several
+    frames: bool = False  # whether it has several frames
 
 
 def image_facts(path: Path) -> FileFacts:
-    """Return an image file's facts.
+    """Return the properties of an image file.
 
     Raises:
         DataError: If it is not an image file.
@@ -565,7 +565,7 @@ def _animated(image: ImageFile) -> bool:
 def pixels_of(
     image: Any, size: int, *, background: str = "black", exif: bool = False
 ) -> NDArray[np.uint8]:
-    """Return an image as a data set's files become: uint8 RGB [``size``, ``size``, 3].
+    """Return an image converted like a data set's files: uint8 RGB [``size``, ``size``, 3].
 
     Args:
         image: A file's path, a Pillow image, or a uint8 array [H, W, 3] or [H, W].
@@ -574,7 +574,7 @@ def pixels_of(
         exif: As in `read_image`.
 
     Raises:
-        DataError: If it is something else, or cannot be decoded.
+        DataError: If ``image`` is of another type, or cannot be decoded.
     """
     from PIL.Image import Image, fromarray
 
@@ -601,7 +601,7 @@ def pixels_of(
 def square(image: Image, size: int) -> NDArray[np.uint8]:
     """Squash an image to uint8 [size, size, C], bilinearly and with antialiasing.
 
-    The same pixels as torchvision's ``Resize((size, size))`` gives on Pillow images.
+    The pixels equal those of torchvision's ``Resize((size, size))`` on Pillow images.
     """
     from PIL.Image import Resampling
 

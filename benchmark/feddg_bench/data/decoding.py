@@ -1,7 +1,7 @@
-"""Images decoded into a file by several processes, block by block, so that a kill costs little.
+"""Decoding of images into a file, in parallel and block by block, so that a kill costs little.
 
-A store is a file that holds the pixels, then a checksum for every block of images, which is 0 until
-the block's pixels are on the disk. In an unfinished store, hashes of the images' files follow.
+A store is a file with the pixels, followed by one checksum per block of images, which is 0 until
+the block's pixels are on disk. An unfinished store ends with hashes of the image files.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from feddg_bench.common.parallel import (
 from feddg_bench.data.dataset import DomainDataset, FileDataset, read_checked
 
 BLOCK_IMAGES = 256
-"""Most images in a block, which is decoded whole or not at all; progress is shown after each."""
+"""Maximum images per block; it is decoded whole or not at all, and progress is shown after each."""
 BLOCK_BYTES = 2**26
-"""Most bytes of a block, which each process holds in memory, unless one image has more."""
+"""Maximum bytes per block, unless one image has more; each process holds one block in memory."""
 WORTH_A_PROCESS = 1024
-"""Images for which starting one more process pays."""
+"""Number of images that makes one more process worthwhile."""
 
 _HASH = 64
 _SUM = np.dtype("<u8")
@@ -45,20 +45,20 @@ _POLL_SECONDS = 0.2
 
 
 class NoRoomError(DataError):
-    """The disk is too full for the images that are to be decoded."""
+    """The disk has too little space for the decoded images."""
 
 
 def hashed_by_file(dataset: DomainDataset) -> TypeGuard[FileDataset]:
-    """Return whether the data set's fingerprint is the one that `FileDataset.combine` makes."""
+    """Return whether `FileDataset.combine` computes the data set's fingerprint."""
     return isinstance(dataset, FileDataset) and type(dataset).fingerprint is FileDataset.fingerprint
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie in the file of a store."""
+    """Layout of a store's file."""
 
     images: int
-    shape: tuple[int, int, int]  # of one, [size, size, channels]
+    shape: tuple[int, int, int]  # of one image, [size, size, channels]
     pixels: str  # type of the pixels
 
     @classmethod
@@ -68,12 +68,12 @@ class Layout:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of one image."""
+        """Size of one image in bytes."""
         return int(np.prod(self.shape)) * np.dtype(self.pixels).itemsize
 
     @property
     def block(self) -> int:
-        """Images of a block."""
+        """Number of images per block."""
         return max(1, min(BLOCK_IMAGES, BLOCK_BYTES // self.image_bytes))
 
     @property
@@ -83,20 +83,20 @@ class Layout:
 
     @property
     def sums_at(self) -> int:
-        """Byte at which the checksums begin."""
+        """Byte offset of the checksums."""
         return self.images * self.image_bytes
 
     @property
     def length(self) -> int:
-        """Bytes of a store."""
+        """Size of a store in bytes."""
         return self.sums_at + self.blocks * _SUM.itemsize
 
     def rows(self, block: int) -> range:
-        """Return the images of a block."""
+        """Return the indices of a block's images."""
         return range(block * self.block, min((block + 1) * self.block, self.images))
 
     def sums(self, path: Path) -> NDArray[np.uint64]:
-        """Return the checksum of each block, 0 for those that are not done."""
+        """Return the checksum of each block, 0 for unfinished ones."""
         with path.open("rb") as file:
             file.seek(self.sums_at)
             return np.frombuffer(file.read(self.blocks * _SUM.itemsize), dtype=_SUM).copy()
@@ -122,7 +122,7 @@ class Layout:
 
 
 def checksum(pixels: NDArray[np.generic]) -> int:
-    """Return the checksum of a block of pixels, as a store holds it; never 0."""
+    """Return the checksum of a block of pixels, as stored; it is never 0."""
     return zlib.crc32(pixels.reshape(-1).view(np.uint8).data) + 1
 
 
@@ -144,12 +144,12 @@ class Unfinished:
 
     @contextmanager
     def alone(self, progress: Callable[[int, int], None] | None) -> Iterator[None]:
-        """Wait until no other process decodes these images, and keep others waiting.
+        """Wait until no other process decodes these images, then lock them.
 
         Raises:
-            OSError: If the folder cannot be written or has no locks.
+            OSError: If the folder cannot be written or does not support locks.
         """
-        if runs_the_script_again():  # its parent waits for it and would never give up the lock
+        if runs_the_script_again():  # the parent waits for this process and keeps the lock
             raise SystemExit(
                 "feddg-bench: a process that was to help with decoding ran the whole script again: "
                 f"{GUARD}"
@@ -170,7 +170,7 @@ class Unfinished:
         try:
             yield
         finally:
-            if not self.path.exists():  # else whoever continues it needs the same lock
+            if not self.path.exists():  # else a process that resumes it needs the same lock
                 Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
@@ -185,11 +185,11 @@ class Unfinished:
             pass
 
     def decode(self, progress: Callable[[int, int], None] | None, processes: int) -> None:
-        """Decode all blocks that are not done.
+        """Decode all unfinished blocks.
 
         Raises:
-            DataError: If an image cannot be decoded, or there is no room.
-            OSError: If something cannot be written.
+            DataError: If an image cannot be decoded, or the disk is full.
+            OSError: If a file cannot be written.
         """
         try:
             done = self._prepare()
@@ -206,11 +206,11 @@ class Unfinished:
                 self.path.unlink(missing_ok=True)
             raise
         except DataError:
-            self.path.unlink()  # a repaired image changes the content, so this is of no use
+            self.path.unlink()  # useless, since a repaired image changes the content
             raise
 
     def fingerprint(self) -> str:
-        """Return the data set's fingerprint, from hashes taken while decoding if there are any."""
+        """Return the data set's fingerprint, from hashes taken during decoding if there are any."""
         dataset = self.dataset
         if not hashed_by_file(dataset):
             return dataset.fingerprint()
@@ -224,7 +224,7 @@ class Unfinished:
         self.path.replace(path)
 
     def _prepare(self) -> NDArray[np.uint64]:
-        """Give the file its full length, if the disk has room, and return the blocks' checksums."""
+        """Extend the file to its full length, if it fits on the disk, and return the checksums."""
         if not self.path.exists() or self.path.stat().st_size != self.length:
             self.path.open("wb").close()
         status = self.path.stat()
@@ -287,7 +287,7 @@ class Writer:
         return block
 
     def _read(self, index: int) -> tuple[bytes, NDArray[np.uint8] | NDArray[np.float16]]:
-        """Return a hash of an image's file, where there is one, and the image."""
+        """Return a hash of an image's file, if there is one, and the image."""
         dataset, content = self.unfinished.dataset, b""
         if hashed_by_file(dataset):  # hashed first, so that decoding finds the file in memory
             content = bytes.fromhex(dataset.content(index))

@@ -1,8 +1,8 @@
-"""Who holds which image: settings, labels and domains become clients and splits; no pixel is read.
+"""Splits and clients of a run, made from settings, labels and domains; no pixel is read.
 
-Counts of images, and what they warn of, belong to it.
+This module also counts images and warns about the counts.
 
-This module needs no PyTorch, so that settings that do not fit are refused before any decoding.
+It needs no PyTorch, so that unsuitable settings are rejected before any decoding.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from feddg_bench.records.metrics import WHOLE
 
 
 class Spread(NamedTuple):
-    """The images of a data set, spread over splits and clients: data-set indices throughout."""
+    """The images of a data set by split and by client, as data-set indices."""
 
     splits: Splits  # split -> its images
     partition: Partition  # the training images of all clients, empty ones included
     clients: dict[str, np.ndarray]  # name -> training images of every client that holds any
-    validation: dict[str, np.ndarray]  # the same for validation images, where the method wants them
+    validation: dict[str, np.ndarray]  # the same for validation images, if the method needs them
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Where the images are and who holds which; small enough to send to every process."""
+    """Location of the images and their clients; small enough to send to every process."""
 
     images: Path | np.ndarray  # a store's file to map, or [N, size, size, channels] of `pixels`
     size: int  # side of the images in pixels
@@ -47,10 +47,10 @@ class Federation:
     sources: tuple[str, ...] = ()  # names of the training domains
     # Domain of each image, int64 [N]: an index into `sources`, -1 for others.
     domain_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    validation: dict[str, np.ndarray] = field(default_factory=dict)  # if the method wants it
+    validation: dict[str, np.ndarray] = field(default_factory=dict)  # if the method needs it
     task: str = "classification"  # `classification` or `regression`
     metrics: tuple[str, ...] = ("accuracy",)  # the data set's own, the first is the key metric
-    # Group of each image, int64 [N]: a place in `group_names`, -1 for none; empty without groups.
+    # Group of each image, int64 [N]: index into `group_names`, -1 for none; empty without groups.
     groups: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     group_names: tuple[str, ...] = ()  # names of the groups
     channels: int = 3  # of an image
@@ -67,7 +67,7 @@ def spread(
 ) -> Spread:
     """Spread a data set over splits and clients.
 
-    The data set is only listed, not read. With ``validation`` clients keep validation images
+    The data set is only listed, not read. With ``validation``, clients keep validation images
     (`feddg_bench.core.method.Method.client_validation`).
 
     Raises:
@@ -129,7 +129,7 @@ def _splits(settings: RunSettings, dataset: DomainDataset, scenario: Scenario) -
             )
         return published_splits(published)
     if split_csv is not None:
-        reference = settings.partition.rounding == "reference"  # which deals them in that order
+        reference = settings.partition.rounding == "reference"  # deals images in file order
         return read_split_csv(Path(split_csv), scenario, dataset, in_file_order=reference)
     return split_by_domain(
         scenario,
@@ -144,10 +144,10 @@ def _splits(settings: RunSettings, dataset: DomainDataset, scenario: Scenario) -
 
 
 def measured_parts(splits: Splits, dataset: DomainDataset) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield split, domain and images of every part that is measured by itself, training included.
+    """Yield split, domain and images of every separately measured part, training included.
 
-    A part is the non-empty set of a split's images in one domain. Where domains are as small as a
-    writer it is the whole split instead, and its domain is `WHOLE`.
+    A part is the non-empty set of a split's images in one domain. If domains are as small as single
+    writers, it is the whole split instead, and its domain is `WHOLE`.
     """
     domains = dataset.records().domains
     for split, index in splits.items():
@@ -169,12 +169,12 @@ def count_images(splits: Splits, dataset: DomainDataset) -> dict[str, dict[str, 
 
 
 BALANCED = 10
-"""Images of the largest class over those of the smallest up to which classes count as balanced.
-Above it, macro F1 is shown next to accuracy."""
+"""Largest ratio of images of the largest to the smallest class that counts as balanced. Above it,
+macro F1 is shown next to accuracy."""
 
 
 def imbalance(index: np.ndarray, dataset: DomainDataset) -> float | None:
-    """Return the images of the largest class over those of the smallest that has any.
+    """Return the ratio of images of the largest class to the smallest non-empty class.
 
     ``None`` up to `BALANCED`, and for a regression.
     """
@@ -187,9 +187,9 @@ def imbalance(index: np.ndarray, dataset: DomainDataset) -> float | None:
 
 
 FEW = 50
-"""A test domain with fewer images gets a warning: one image moves its accuracy by over 2 points."""
+"""Test domains with fewer images give a warning: one image changes accuracy by over 2 points."""
 RATIO = 100
-"""Largest ratio of two classes' images without a warning."""
+"""Largest ratio of two classes' image counts without a warning."""
 _SHOWN = 5
 
 
@@ -199,13 +199,13 @@ def cautions(
     classes: Sequence[str],
     tested: Collection[str],
 ) -> Iterator[str]:
-    """Yield a sentence each on tiny test domains, on missing classes and on imbalanced classes.
+    """Yield one warning each about tiny test domains, missing classes and imbalanced classes.
 
     Args:
         counts: Images of each class in each domain, [D, C].
         domains: Names of the domains.
         classes: Names of the classes; empty for a regression.
-        tested: Names of the domains that are test domains.
+        tested: Names of the test domains.
     """
     totals = dict(zip(domains, counts.sum(axis=1).tolist(), strict=True))
     tiny = {name: total for name, total in totals.items() if name in tested and 0 < total < FEW}
@@ -244,7 +244,7 @@ def cautions(
 
 
 def _extremes(row: NDArray[np.int64], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:
-    """Return the place and the number of the most and of the fewest images of a class."""
+    """Return (class, images) of the largest and smallest non-empty class, and ``where``."""
     present = np.flatnonzero(row)
     if not len(present):
         return (0, 1), (0, 1), where
@@ -265,10 +265,10 @@ def make_federation(
     parts: Spread,
     measured: Collection[str] = (),
 ) -> Federation:
-    """Return what the workers see of a spread data set.
+    """Return the federation that the workers receive.
 
-    ``images`` is the store's file, or its array; ``measured`` names the splits to evaluate, and if
-    it is empty, all but ``train`` are.
+    ``images`` is the store's file, or its array; ``measured`` names the splits to evaluate, all but
+    ``train`` if it is empty.
     """
     records = dataset.records()
     places = {name: place for place, name in enumerate(scenario.train)}
@@ -301,7 +301,7 @@ def synthetic_federation(
     *,
     like: DomainDataset | Federation | None = None,
 ) -> Federation:
-    """Return random images in clients of equal size, only for measurements; nothing is held out.
+    """Return equal-sized clients with random images, only for measurements; nothing is held out.
 
     ``size`` is in pixels. Task, channels and pixel type are those of ``like``; by default, RGB
     images are classified.

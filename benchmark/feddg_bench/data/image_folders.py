@@ -24,7 +24,7 @@ IMAGE_SUFFIXES = frozenset(
         *(".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"),
     }
 )
-"""Endings of the files that are read; `feddg_bench.data.dataset.FORMATS` are their formats."""
+"""Suffixes of the files that are read; `feddg_bench.data.dataset.FORMATS` are their formats."""
 SYSTEM_FOLDERS = frozenset(
     {
         "lost+found",  # of an ext4 file system
@@ -40,25 +40,24 @@ SYSTEM_FOLDERS = frozenset(
         "@recently-snapshot",
     }
 )
-"""Folders that systems make by themselves, in lower case."""
+"""Folders created by operating and storage systems, in lower case."""
 SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", RECEIPT})
 """Files that systems and downloads leave behind, in lower case."""
 _ENDINGS = 8
-"""Most endings of skipped files that a sentence counts one by one."""
+"""Maximum number of suffixes of skipped files that a message counts separately."""
 
 
 class ImageFolderDataset(FileDataset):
     """Images in folders ``<domain>/<class>/<image>``, below one of several folders of a root.
 
-    Names of folders are compared without regard to Unicode form, case, blanks, hyphens and
-    underscores. Hidden files, files that are not images by their suffix, and other folders are
-    ignored.
+    Folder names are compared without regard to Unicode form, case, blanks, hyphens and underscores.
+    Hidden files, files without the suffix of an image, and other folders are ignored.
     """
 
     layouts: ClassVar[tuple[str, ...]] = ("",)
-    """Folders below a data root that may hold the domains; the first with most of them is used."""
+    """Candidate folders below a data root; the first one with the most domains is used."""
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Other names that the folder of a domain may have."""
+    """Alternative names of a domain's folder."""
 
     @cached_property
     def folder(self) -> Path:
@@ -81,12 +80,12 @@ class ImageFolderDataset(FileDataset):
         return self.folder
 
     def records_as_found(self) -> Listing:
-        """Return the images of the domains that are there; see `DomainDataset`."""
+        """Return the images of the domains found; see `DomainDataset`."""
         self.folder = self._likely_folder()
         return super().records_as_found()
 
     def _likely_folder(self) -> Path:
-        """Return the folder that holds most of the domains, the first if several hold as many."""
+        """Return the first folder with the most domains."""
         roots = data_roots(self.data_root, self.name)
         candidates = [root / layout for root in roots for layout in self.layouts]
         domains = {folder: self._domain_folders(folder) for folder in candidates}
@@ -124,11 +123,11 @@ class ImageFolderDataset(FileDataset):
 
     @cached_property
     def unread(self) -> tuple[Path, ...]:
-        """Files below the folder that are no image of a domain and class; without `is_system`."""
+        """Files below the folder that are not used as images, except system files (`is_system`)."""
         return tuple(other_files(self.folder, {*self._files.values()}))
 
     def skipped(self) -> str:
-        """Return a sentence that counts the `unread` files by their ending; empty without any."""
+        """Return a sentence that counts the `unread` files by suffix; empty if there are none."""
         image = {path for path in self.unread if is_image(path)}
         counts = Counter(
             path.suffix.lower() or "no ending" for path in self.unread if path not in image
@@ -151,7 +150,7 @@ class ImageFolderDataset(FileDataset):
         return match_folders(folder, names)
 
     def hint(self, domain: str, name: str | None = None) -> str:
-        """Return advice, such as an unrecognised folder that may be the domain, or its class."""
+        """Return advice, such as an unrecognised folder that may be the domain or class."""
         folders, inside = self._domain_folders(self.folder), self.folder
         spelt = {name: (name,) for name in self.classes}
         if name is not None:
@@ -163,7 +162,7 @@ class ImageFolderDataset(FileDataset):
         strange = [path for path in subfolders(inside) if path not in known]
         missing = name or domain
         near = difflib.get_close_matches(missing, [path.name for path in strange], n=1)
-        if not near:  # a folder named in another language holds as many images as expected
+        if not near:  # a folder in another language, with the expected number of images
             wanted = self.counts.get(domain, ())
             number = (
                 sum(wanted) if name is None else wanted[self.classes.index(name)] if wanted else 0
@@ -186,10 +185,10 @@ def is_image(path: Path) -> bool:
 def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
     """Return the sub-folder of ``folder`` for each key of ``names`` that has one.
 
-    Of several spellings the first that exists wins. A missing ``folder`` has no sub-folders.
+    The first spelling that exists is used. A missing ``folder`` has no sub-folders.
 
     Raises:
-        DataError: If the folder may not be read.
+        DataError: If the folder cannot be read.
     """
     children = {plain_name(path.name): path for path in subfolders(folder)}
     return {
@@ -203,7 +202,7 @@ def entries(folder: Path) -> list[Path]:
     """Return the entries of a folder sorted by name; none if there is no such folder.
 
     Raises:
-        DataError: If it may not be read.
+        DataError: If it cannot be read.
     """
     try:
         return sorted(folder.iterdir())
@@ -214,15 +213,15 @@ def entries(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Return the folders in a folder sorted by name, without those that `is_system` names.
+    """Return the sub-folders of a folder sorted by name, except system folders (`is_system`).
 
     Raises:
-        DataError: If the folder may not be read.
+        DataError: If the folder cannot be read.
     """
     folders = [path for path in entries(folder) if not is_system(path.name)]
     try:
         return [path for path in folders if path.is_dir()]
-    except OSError as error:  # whoever may list a folder may not always look into it
+    except OSError as error:  # a folder can be listed without permission to enter it
         raise _locked(folder, error) from error
 
 
@@ -234,12 +233,12 @@ def _locked(folder: Path, error: OSError) -> DataError:
 
 
 def is_system(name: str) -> bool:
-    """Return whether a file or folder is hidden, or left there by a system or an archive."""
+    """Return whether a file or folder is hidden, or left behind by a system or an archive."""
     return name.startswith((".", "__")) or name.lower() in SYSTEM_FOLDERS | SYSTEM_FILES
 
 
 def other_files(folder: Path, used: Collection[Path]) -> Iterator[Path]:
-    """Yield the files below a folder that are not ``used``, except those that `is_system` names."""
+    """Yield the files below a folder that are not ``used``, except system files (`is_system`)."""
     for where, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not is_system(name))
         paths = (Path(where) / name for name in sorted(files) if not is_system(name))

@@ -1,7 +1,7 @@
-"""Images decoded once, into one memory-mapped array that every process of a machine shares.
+"""Images decoded once, into a memory-mapped array shared by all processes of a machine.
 
-A store's name says all that decides its pixels: data set, version, content, size, `RESIZE_RULE`,
-and the settings ``data.background`` and ``data.exif`` where they are not the defaults.
+A store's name contains all that determines its pixels: data set, version, content, size,
+`RESIZE_RULE`, and the settings ``data.background`` and ``data.exif`` if not at their defaults.
 `feddg_bench.data.decoding` writes it under another name and it is renamed when complete.
 """
 
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 RESIZE_RULE = 1
 """Version of `feddg_bench.data.dataset.read_image`: RGB, squashed, bilinear with antialiasing."""
 CHECKED_BYTES = 4 * 2**30
-"""About how many bytes of pixels are compared with their checksums when a store is opened; in a
-larger store these are evenly spaced blocks. ``data check`` compares all."""
+"""Approximate number of bytes of pixels compared with their checksums when a store is opened; in a
+larger store, these are evenly spaced blocks. ``data check`` compares all."""
 
 OnDecoded = Callable[[int, int], None]
 """Called with the number of images done and their total."""
@@ -52,13 +52,13 @@ def open_store(
     *,
     processes: int = 0,
 ) -> Store:
-    """Open the store of ``dataset`` at ``size`` pixels a side, building it if need be.
+    """Open the store of ``dataset`` at ``size`` pixels a side, building it if necessary.
 
-    ``processes`` is how many decode; 0 means one per core, or fewer for few images.
+    ``processes`` is the number that decode; 0 means one per core, or fewer for few images.
 
     Raises:
-        DataError: If an image cannot be decoded, the store cannot be written, or its pixels are not
-            those that were written.
+        DataError: If an image cannot be decoded, the store cannot be written, or its pixels have
+            changed since they were written.
     """
     layout = Layout.of(dataset, size)
     stamp = dataset.stamp()
@@ -97,7 +97,7 @@ def check_store(path: Path, layout: Layout, blocks: range | None = None) -> None
 
 
 def check_stores(dataset: DomainDataset, cache_dir: Path) -> Iterator[str]:
-    """Yield what is wrong with the stores of a data set, of any copy with as many images."""
+    """Yield the faults of a data set's stores, of any copy with the same number of images."""
     for size in decoded_sizes(dataset, cache_dir):
         for path in _stores(dataset, size, cache_dir):
             try:
@@ -141,16 +141,16 @@ def _build(
     progress: OnDecoded | None,
     processes: int,
 ) -> str:
-    """Decode every image into its store, and return the fingerprint of what was decoded.
+    """Decode every image into its store, and return the fingerprint of the images.
 
     An interrupted build resumes where it stopped, as long as the files have the same stamp.
     """
     layout, note = Layout.of(dataset, size), _note(dataset, cache_dir, stamp)
-    # `.unfinished` may neither look like a store nor be taken for one of another copy
+    # `.unfinished` must neither look like a store nor match that of another copy
     unfinished = Unfinished(dataset, size, _path(dataset, size, cache_dir, stamp, ".unfinished"))
     try:
         with unfinished.alone(progress):
-            known = _noted(note)  # perhaps from another process meanwhile
+            known = _noted(note)  # perhaps written by another process meanwhile
             if known is None or not _whole(_path(dataset, size, cache_dir, known), layout):
                 _tidy(dataset, size, cache_dir, unfinished.path)
                 unfinished.decode(progress, processes)
@@ -168,7 +168,7 @@ def _build(
 
 
 def _say_ignored(dataset: DomainDataset) -> None:
-    """Warn of a user's images that are transparent or turned, if they are decoded as if not."""
+    """Warn if decoding ignores transparency or the EXIF orientation of a user's images."""
     if not (dataset.identity and decodes_files(dataset)):
         return
     facts = list(
@@ -203,7 +203,7 @@ def _path(
 
 
 def _kind(dataset: DomainDataset | type[DomainDataset]) -> str:
-    """Return how a store's name describes its pixels: ``rgb``, or for example ``8xfloat16``."""
+    """Return the pixel format in a store's name: ``rgb``, or for example ``8xfloat16``."""
     channels, pixels = dataset.channels, dataset.pixels
     return "rgb" if (channels, pixels) == (3, "uint8") else f"{channels}x{pixels}"
 
@@ -222,13 +222,13 @@ def _whole(path: Path, layout: Layout) -> bool:
 
 
 def _tidy(dataset: DomainDataset, size: int, cache_dir: Path, present: Path) -> None:
-    """Remove what killed processes left behind, unless another process is continuing it."""
+    """Remove leftovers of killed processes, unless another process is resuming them."""
     pattern = _path(dataset, size, cache_dir, "*", ".unfinished")
     for lock in pattern.parent.glob(f"{pattern.name}.lock"):
         if lock.with_suffix("") != present:
             Unfinished(dataset, size, lock.with_suffix("")).remove_if_idle()
     for note in (cache_dir / "fingerprints").glob("*.part"):
-        note.unlink(missing_ok=True)  # whoever is writing it only has to read its files again
+        note.unlink(missing_ok=True)  # a process that is writing it only reads its files again
 
 
 def _note(dataset: DomainDataset, cache_dir: Path, stamp: str) -> Path:
@@ -243,5 +243,5 @@ def _noted(note: Path) -> str | None:
 
 
 def _write_note(note: Path, fingerprint: str) -> None:
-    with suppress(OSError), replacing(note) as file:  # without the note we only read files again
+    with suppress(OSError), replacing(note) as file:  # without the note, files are read again
         file.write(fingerprint.encode())

@@ -1,4 +1,4 @@
-"""Where data and caches lie on this machine; never part of what a run computes."""
+"""Locations of data and caches on this machine; they never affect what a run computes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from feddg_bench.config.reading import read_yaml
 
 
 def settings_file() -> Path:
-    """Return the user's settings file, ``$FEDDG_CONFIG`` or in ``~/.config``; it may not exist."""
+    """Return the user's settings file, ``$FEDDG_CONFIG`` or in ``~/.config``; it need not exist."""
     named = os.environ.get("FEDDG_CONFIG")
     return expanded(Path(named or "~/.config/feddg-bench/settings.yaml"))
 
 
 def check_root(explicit: Path | None) -> None:
-    """Check a folder of data that the user gave.
+    """Check a data folder given by the user.
 
     Raises:
-        SettingsError: If there is none, or it may not be read.
+        SettingsError: If it does not exist, or cannot be read.
     """
     try:
         exists = explicit is None or expanded(explicit).is_dir()
@@ -37,19 +37,19 @@ def check_root(explicit: Path | None) -> None:
 def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list[Path]:
     """Return the folders in which to look for data sets, in order.
 
-    A folder that is given is the only one. Else they are the data set's own in the user's
-    `settings_file`, under ``data_roots:``; ``$FEDDG_DATA``; and that file's ``data_root:`` for all.
-    Relative ones there start from the folder of that file.
+    ``explicit``, if given, is the only one. Otherwise: the data set's entry under ``data_roots:``
+    in the user's `settings_file`; ``$FEDDG_DATA``; and that file's ``data_root:`` for all data
+    sets. Relative paths in the file start from its folder.
 
     Raises:
         SettingsError: If the settings file is not YAML, a root in it is not text, or
             ``$FEDDG_CONFIG`` names no file.
     """
-    if explicit is not None:  # whoever names a folder means no other
+    if explicit is not None:  # a given folder excludes all others
         return [expanded(explicit)]
     path = settings_file()
     layer = load_layer(path) if os.environ.get("FEDDG_CONFIG") or path.exists() else {}
-    named = {f"data_roots.{dataset}": _own_roots(layer, path).get(dataset)}  # the closest to it
+    named = {f"data_roots.{dataset}": _own_roots(layer, path).get(dataset)}  # most specific
     named["$FEDDG_DATA"] = os.environ.get("FEDDG_DATA") or None
     named["data_root"] = layer.get("data_root")
     roots = []
@@ -71,9 +71,9 @@ def _own_roots(layer: Layer, path: Path) -> dict[Any, Any]:
 
 
 def remember_root(folder: Path, dataset: str | None = None) -> Path:
-    """Note the folder of a data set, or of all, in the settings file, and return that file.
+    """Write the folder of one or all data sets to the settings file, and return that file.
 
-    Whatever else the file holds stays as it is, including comments.
+    The rest of the file stays unchanged, including comments.
 
     Raises:
         SettingsError: If ``folder`` is not a folder, or the file cannot be read as settings or
@@ -122,9 +122,9 @@ def _with_entry(text: str, key: str, entry: str) -> str:
 
 
 def data_home() -> Path:
-    """Return the folder that new data sets go to, each into a sub-folder.
+    """Return the folder for new data sets, each in a sub-folder.
 
-    It is the first of those in which all are looked for (`data_roots`), else ``feddg-bench`` in
+    It is the first of the `data_roots` of all data sets, else ``feddg-bench`` in
     ``$XDG_DATA_HOME`` or ``~/.local/share``.
     """
     shared = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
@@ -132,7 +132,7 @@ def data_home() -> Path:
 
 
 NETWORKS = "weights"
-"""Folder of style networks, in a folder of data."""
+"""Sub-folder of a data folder that holds style networks."""
 NETWORK_FILES = {"vgg19": "vgg19_adain.safetensors", "vgg19_16x": "vgg19_16x_adain.safetensors"}
 """Style network -> its file in that folder."""
 
@@ -140,8 +140,7 @@ NETWORK_FILES = {"vgg19": "vgg19_adain.safetensors", "vgg19_16x": "vgg19_16x_ada
 def find_network(name: str, root: Path | None = None) -> Path | None:
     """Return the file of a style network; ``None`` if there is none.
 
-    It is looked for in the folder of data that a user gave, if any, and in `data_home`, where it
-    is downloaded to.
+    The data folder given by the user, if any, and `data_home`, the download folder, are searched.
     """
     file = NETWORK_FILES.get(name)
     if file is None:

@@ -1,10 +1,10 @@
-"""Which client holds which training image.
+"""Partition of the training images over clients.
 
-The main rule is one number, lambda in [0, 1], that spreads D domains over N clients (Bai et al.,
-ICLR 2024): 1 gives every client the same mixture of domains, 0 as few domains as possible: only
-one, if there are enough clients. A domain is an integer id from 0; ids without images are allowed.
-The others are one pooled client, equal parts of every domain and a Dirichlet draw per domain (both
-FedCCRL, Wang et al., 2024).
+The main rule spreads D domains over N clients by one number, lambda in [0, 1] (Bai et al., ICLR
+2024): 1 gives every client the same mixture of domains, 0 as few domains as possible, only one if
+there are enough clients. A domain is an integer id from 0; ids without images are allowed.
+The other rules are one pooled client, equal parts of every domain and a Dirichlet draw per domain
+(both FedCCRL, Wang et al., 2024).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ FloatArray = NDArray[np.float64]
 
 ROUNDINGS = ("largest_remainder", "reference")
 TARGET_DECIMALS = 9
-"""Differences between targets beyond this many decimals are binary rounding noise."""
+"""Decimals to which targets are rounded; smaller differences are floating-point noise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """The clients and the images each holds."""
+    """The clients and their images."""
 
-    clients: tuple[str, ...]  # names, whose order as text is their order as numbers
-    indices: tuple[IntArray, ...]  # for each client the data-set indices of its images, int64
+    clients: tuple[str, ...]  # names; their alphabetical order is their numerical order
+    indices: tuple[IntArray, ...]  # for each client, the data-set indices of its images, int64
     rule: Mapping[str, Any]  # how it was made: kind, the settings that the kind reads, seed
 
     @property
     def sizes(self) -> IntArray:
-        """Images of each client, int64 [N]."""
+        """Number of images of each client, int64 [N]."""
         return np.array([len(index) for index in self.indices], dtype=np.int64)
 
     def digest(self) -> str:
@@ -55,7 +55,7 @@ class Partition:
         labels: NDArray[np.integer] | NDArray[np.floating],
         domain_names: Sequence[str],
     ) -> dict[str, Any]:
-        """Return the partition as JSON values: rule, hash, and for each client what it holds.
+        """Return the partition as JSON values: rule, hash, and the contents of each client.
 
         A client's ``domains`` are image counts by name and its ``labels`` image counts by label
         as text; counts of 0 are left out. Targets of a regression are not counted.
@@ -77,7 +77,7 @@ class Partition:
 
 
 def _counted(values: NDArray[Any]) -> list[tuple[int, int]]:
-    """Return the integers that occur, in ascending order, with how often."""
+    """Return the distinct integers in ascending order, each with its count."""
     integers, counts = np.unique(values, return_counts=True)
     return list(zip(integers.tolist(), counts.tolist(), strict=True))
 
@@ -85,18 +85,18 @@ def _counted(values: NDArray[Any]) -> list[tuple[int, int]]:
 def heterogeneous_counts(
     sizes: ArrayLike, num_clients: int, heterogeneity: float, *, rounding: str = "largest_remainder"
 ) -> IntArray:
-    """Return how many images of each domain each client gets.
+    """Return the number of images of each domain for each client.
 
-    Where there are at least as many clients as domains, every client has one main domain, and its
+    If there are at least as many clients as domains, every client has one main domain, and its
     real-valued target for domain d is n_d ((1 - lambda) [d is its main domain] / u_d + lambda / N),
-    where u_d clients have d as their main domain. Otherwise whole domains are packed onto clients,
+    where u_d clients have d as their main domain. Otherwise, whole domains are packed onto clients,
     largest first, and lambda mixes that packing with equal shares (Bai et al., ICLR 2024).
 
-    ``largest_remainder`` gives the images that the floors leave over to the largest fractions, ties
-    to clients whose main domain it is, then to the smaller client, then to the lower number.
-    ``reference`` gives them to clients 0, 1, ... as the authors' code does, and repeats its
-    floating-point arithmetic bit for bit. Clients with low numbers are then larger, and even
-    lambda = 0 leaves foreign images in pure clients.
+    ``largest_remainder`` rounds targets down and gives the remaining images to the largest
+    fractions. Ties go to clients with this main domain, then to the smaller client, then to the
+    lower number. ``reference`` gives them to clients 0, 1, ... as the authors' code does, and
+    reproduces its floating-point arithmetic bit for bit. Clients with low numbers are then larger,
+    and even with lambda = 0, clients meant to hold one domain get images of others.
 
     Args:
         sizes: Images of each domain, integers >= 0, [D].
@@ -179,8 +179,8 @@ def _leftovers_to_largest(
     fractions = np.round(targets - counts, TARGET_DECIMALS)
     totals = counts.sum(axis=1)
     for domain, left in enumerate(sizes - counts.sum(axis=0)):
-        # lexsort is stable and its last key weighs most; fractions below 1 sum to `left`, so
-        # there are always enough clients with a positive one
+        # lexsort is stable and its last key is the primary one; fractions below 1 sum to `left`,
+        # so enough clients have a positive one
         order = np.lexsort((totals, ~main[:, domain], -fractions[:, domain]))
         counts[order[:left], domain] += 1
         totals[order[:left]] += 1
@@ -197,8 +197,8 @@ def heterogeneous_indices(
 ) -> list[IntArray]:
     """Return each client's images, as positions in ``domains``, grouped by domain.
 
-    Every domain is permuted by one stream, in order of domain ids, and dealt out client by client
-    in the numbers of `heterogeneous_counts`. The seed decides which images, not how many.
+    One stream permutes every domain, in order of domain ids. Clients get as many images as
+    `heterogeneous_counts` says, one after the other. The seed decides which images, not how many.
 
     Args:
         domains: Domain id of each image, [n].
@@ -228,17 +228,17 @@ def by_domain(domains: NDArray[np.integer]) -> list[IntArray]:
 
 
 def join_domains(parts_by_domain: Iterable[list[IntArray]]) -> list[IntArray]:
-    """Join, for every client, its parts of all domains."""
+    """Join the parts of all domains for each client."""
     return [np.concatenate(parts) for parts in zip(*parts_by_domain, strict=True)]
 
 
 def per_domain_indices(
     domains: NDArray[np.integer], clients_per_domain: int, *, seed: int
 ) -> list[IntArray]:
-    """Return the images of ``clients_per_domain`` pure clients for each non-empty domain.
+    """Return the images of ``clients_per_domain`` single-domain clients per non-empty domain.
 
     A domain of n images is permuted and cut into k contiguous parts; part i is [i n // k,
-    (i + 1) n // k). Clients come domain by domain.
+    (i + 1) n // k). Clients are in the order of domains.
     """
     rng = np.random.default_rng(seed)
     parts = []
@@ -251,10 +251,10 @@ def per_domain_indices(
 def dirichlet_indices(
     domains: NDArray[np.integer], num_clients: int, alpha: float, *, seed: int
 ) -> list[IntArray]:
-    """Return each client's images where every domain's shares are a Dirichlet(alpha) draw.
+    """Return each client's images; the shares of every domain are a Dirichlet(alpha) draw.
 
     A domain is permuted and cut at the floors of its cumulative shares. Small ``alpha`` (> 0) gives
-    most of a domain to few clients, and may leave clients empty.
+    most of a domain to few clients, and can leave clients empty.
     """
     rng = np.random.default_rng(seed)
 
@@ -350,8 +350,8 @@ def validation_parts(
 
     The in-domain validation split is spread with the partition's own rule and seed. A client that
     gets none of it gives up a tenth of its training images, rounded down but at least one; a client
-    with a single image uses it for both. With ``dirichlet`` this draws other shares of domains than
-    those of the training images, whose number decides how far the stream has gone. ``id_val`` are
+    with a single image uses it for both. With ``dirichlet``, the shares of domains differ from
+    those of the training images, because the draw depends on the number of images. ``id_val`` are
     the data-set indices of the in-domain validation images, [n], ``domains`` their domain ids, [n].
 
     Returns:

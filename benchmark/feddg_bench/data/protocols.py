@@ -1,10 +1,10 @@
 """Protocols: which domains train, validate and test.
 
 Leave one domain out (LODO) tests on one domain and trains on the others. Leave two domains out
-(LTDO; Nguyen et al., ICDCS 2025) keeps one more for choosing the model. A scenario is named by the
+(LTDO; Nguyen et al., ICDCS 2025) holds out one more for model selection. A scenario is named by the
 codes of its domains, such as ``ac-p-s``: trained on art and cartoon, validated on photo, tested on
 sketch. Codes longer than a letter are joined by ``+``, as in ``15+30+45+60+75-0``. The protocol
-``wilds`` takes the splits that a data set's authors published (Koh et al., ICML 2021).
+``wilds`` uses the splits that a data set's authors published (Koh et al., ICML 2021).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TITLES = {
 }
 """Name of a protocol -> its name in titles and captions."""
 OFFICIAL = "official"
-"""Name of the one scenario of ``wilds``, where the authors published one set of splits."""
+"""Name of the only scenario of ``wilds``, if the authors published one set of splits."""
 MOST_DOMAINS = 64
-"""With more domains, such as one per writer, single domains are not left out."""
+"""Maximum number of domains for LODO and LTDO; one per writer, for example, is too many."""
 
 
 Official = Mapping[str, Sequence[str]] | Mapping[str, Mapping[str, Sequence[str]]]
@@ -41,10 +41,10 @@ class Scenario:
     name: str  # canonical name
     protocol: str  # a key of `PROTOCOLS`
     train: tuple[str, ...]  # domains that clients hold
-    # Domain that only chooses models, if the protocol has one. Under `wilds` val and test may be
-    # several domains: their names joined by `+`, or their number.
+    # Domain used only for model selection, if the protocol has one. Under `wilds`, val and test can
+    # be several domains: their names joined by `+`, or their number.
     val: str | None
-    test: str  # domain that no decision may see
+    test: str  # domain that no decision may use
 
 
 def scenarios(
@@ -155,7 +155,7 @@ def _names(parts: Sequence[str], scenario: Scenario, letters: Mapping[str, str])
 
 
 def _spells(text: str, codes: Sequence[str]) -> bool:
-    """Return whether ``text`` is all ``codes`` run together, in any order."""
+    """Return whether ``text`` is a concatenation of all ``codes``, in any order."""
     if not codes:
         return not text
     return any(

@@ -1,4 +1,4 @@
-"""Splits: which images train, validate and test, drawn by us or read from a published file."""
+"""Splits into training, validation and test images, drawn here or published."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from feddg_bench.data.dataset import DomainDataset
 
 SPLITS = ("train", "id_val", "id_test", "val", "test")
-"""The first three share the training domains."""
+"""Names of the splits; the first three share the training domains."""
 ROLES = dict(zip(SPLITS, ("train", "train", "train", "val", "test"), strict=True))
-"""Split -> role of the domains whose images it may hold."""
+"""Split -> role of the domains of its images."""
 REQUIRED_COLUMNS = ("split", "domain", "path")
 
 Splits = dict[str, NDArray[np.int64]]
@@ -43,22 +43,22 @@ def split_by_domain(
     seed: int,
     published: NDArray[np.integer] | None = None,
 ) -> Splits:
-    """Hold out images of the training domains; each held-out domain is a split as a whole.
+    """Hold out images of the training domains; each held-out domain is one split.
 
     Of the n images of a training domain and class, ``id_test`` gets round(f n) and ``id_val``
-    round(f (n - id_test)), halves rounded to the even number. Every scenario has its own draw. In
-    a regression, which has no classes, each training domain is drawn from as a whole.
+    round(f (n - id_test)); halves are rounded to even. Every scenario has its own draw. For a
+    regression, which has no classes, the draw is from each training domain as a whole.
 
     Args:
         scenario: Domains by role.
         domains: Domain id of every image of the data set.
         labels: Label of every image.
         domain_names: Names of the domain ids.
-        id_val_fraction: In [0, 1), of what ``id_test`` leaves.
+        id_val_fraction: In [0, 1), of the images that ``id_test`` leaves.
         id_test_fraction: In [0, 1).
         seed: Seed of the run.
         published: Position in `SPLITS` of every image in the authors' splits. Their ``id_test``
-            images are taken instead of a draw, unless ``id_test_fraction`` is 0.
+            images replace the draw, unless ``id_test_fraction`` is 0.
 
     Raises:
         DataError: If no image is left to train on.
@@ -98,12 +98,12 @@ def published_splits(places: NDArray[np.integer]) -> Splits:
 def read_split_csv(
     path: Path, scenario: Scenario | None, dataset: DomainDataset, *, in_file_order: bool = False
 ) -> Splits:
-    """Read a split file in the form of FedDG_Benchmark (Bai et al., ICLR 2024).
+    """Read a split file in the format of FedDG_Benchmark (Bai et al., ICLR 2024).
 
-    Columns are found by name: split, domain and path are required, y and category are checked where
+    Columns are found by name: split, domain and path are required, y and category are checked if
     present, others are ignored. Rows are matched to images by path, ``domain/category/file``, whose
     suffix may differ, since copies of a data set are stored as JPEG or PNG. Names are `composed`
-    to compare them. For a regression, neither y nor category is checked.
+    for the comparison. For a regression, neither y nor category is checked.
 
     Args:
         path: The CSV file, UTF-8.
@@ -191,10 +191,10 @@ def read_split_csv(
 
 
 def scenario_of(path: Path, dataset: DomainDataset) -> Scenario:
-    """Return the scenario of a split file, by the domains in its splits.
+    """Return the scenario of a split file, inferred from the domains in its splits.
 
     Raises:
-        DataError: If it cannot be read or fits none.
+        DataError: If the file cannot be read or fits no scenario.
     """
     cells = (cells for _, cells in _read_cells(path))
     roles = {(composed(row["domain"]), ROLES.get(row["split"], "")) for row in cells}
@@ -212,15 +212,15 @@ def scenario_of(path: Path, dataset: DomainDataset) -> Scenario:
 def scenarios_with_files(
     path: Path, protocol: str, dataset: DomainDataset, select: str | None = None
 ) -> list[tuple[Scenario, Path]]:
-    """Return the scenarios that split files are for, each with its file.
+    """Return the scenarios of split files, each with its file.
 
     Args:
-        path: A split file, or a folder of split files, ``*.csv``, one for each scenario; copies
-            and those for another protocol are passed over.
+        path: A split file, or a folder of split files, ``*.csv``, one for each scenario; duplicates
+            and files for another protocol are skipped.
         protocol: A key of `feddg_bench.data.protocols.PROTOCOLS`.
         dataset: The data set whose domains the files name.
-        select: Scenarios as in `feddg_bench.data.protocols.scenarios`. ``None`` for those of
-            the protocol's default ones that have a file; if none has, for all that have one.
+        select: Scenarios as in `feddg_bench.data.protocols.scenarios`. ``None`` for the protocol's
+            default scenarios that have a file; if none has, for all that have one.
 
     Raises:
         SettingsError: If a scenario is unknown or has no file.
@@ -268,7 +268,7 @@ def _collect(split_of: NDArray[np.int64], advice: str) -> Splits:
 
 
 def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield line number and cells by column; a cell that a short row lacks is empty."""
+    """Yield line number and cells by column; missing cells of a short row are empty."""
     plain_file(path)  # a pipe or a device would be read for ever
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

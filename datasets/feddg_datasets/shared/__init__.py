@@ -1,1 +1,1 @@
-"""Code that several data sets share; none of it is a data set."""
+"""Code shared by several data sets; none of it is a data set."""

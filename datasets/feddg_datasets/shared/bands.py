@@ -1,4 +1,4 @@
-"""Images of floating-point bands, as satellites take them."""
+"""Images with floating-point bands, such as those of satellites."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 
 def resize_bands(bands: NDArray[Any], size: int) -> NDArray[np.float16]:
-    """Squash bands to a square, bilinearly and with antialiasing, each by itself.
+    """Squash each band separately to a square, bilinearly and with antialiasing.
 
     Args:
-        bands: Floating-point numbers [C, H, W]; kept as they are if H and W are ``size``.
+        bands: Floating-point numbers [C, H, W]; not resized if H and W are ``size``.
         size: Pixels a side.
 
     Returns:
         float16 [size, size, C].
 
     Raises:
-        ValueError: If a value is not finite, or beyond what float16 holds.
+        ValueError: If a value is not finite, or beyond the range of float16.
     """
     from PIL import Image
 

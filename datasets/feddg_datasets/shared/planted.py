@@ -1,4 +1,4 @@
-"""Planted worlds: drawn images of which the attainable accuracy on every domain is known.
+"""Planted worlds: drawn images with known attainable accuracy on every domain.
 
 Each image carries two cues to its class y, one of four:
 
@@ -10,9 +10,9 @@ Each image carries two cues to its class y, one of four:
 The table p_e(y, s, h) = p_e(y) q(s | y) r_e(h | y) gives the accuracy of a rule on a domain:
 
 - the *invariant rule* predicts s;
-- *ERM's rule* predicts the most probable class given s and h over the training domains, as a large
-  network does that fits them all;
-- the *best rule* does so over the test domain.
+- *ERM's rule* predicts the most probable class given s and h over the training domains, as does a
+  large network that fits them all;
+- the *best rule* does the same over the test domain.
 
 After the coloured digits of Arjovsky et al., *Invariant Risk Minimization*, 2019, section 6.2.
 """
@@ -50,21 +50,21 @@ class PlantedSettings(DatasetSettings):
     contrast: float = Field(0.2, gt=0, le=0.4)
     """Amplitude of the grating: visibility of the invariant cue."""
     side: int = Field(16, ge=8, le=64)
-    """Side of the images as they are drawn, in pixels; ``data.image_size`` resizes them."""
+    """Side of the drawn images in pixels; ``data.image_size`` resizes them."""
     images: int = Field(4000, ge=64, le=100_000)
-    """Images of a domain."""
+    """Number of images per domain."""
 
 
 class Cued(PlantedSettings):
     """Settings of a world with a spurious cue."""
 
     p: tuple[Signed, Signed, Signed, Signed] = (0.95, 0.85, 0.25, -0.9)
-    """P: probability by domain with which the spurious cue names the class, 0.25 for a cue that
-    says nothing; -0.9 means that it names the next class with probability 0.9."""
+    """P: probability, for each domain, with which the spurious cue names the class; 0.25 makes it
+    independent of the class; -0.9 means that it names the next class with probability 0.9."""
 
 
 class Planted(DomainDataset):
-    """A world; its subclasses say which spurious cue there is and how the domains differ."""
+    """A world; its subclasses define the spurious cue and how the domains differ."""
 
     domains = DOMAINS
     letters: ClassVar[Mapping[str, str]] = {"one": "o", "two": "t", "three": "h", "four": "f"}
@@ -73,8 +73,8 @@ class Planted(DomainDataset):
     source = "it is drawn here"
     no_download = "it is drawn here"
     default_recipe = "planted"
-    # ERM's rule is worst in this scenario of every world, and the style's test domain lies outside
-    # the training domains' hull.
+    # In every world, ERM's rule is worst in this scenario; in the world of styles, the test domain
+    # lies outside the hull of the training domains.
     default_scenario: ClassVar[Mapping[str, str]] = {"ltdo": "ot-h-f"}
     Settings: ClassVar[type[PlantedSettings]] = PlantedSettings
     settings: PlantedSettings
@@ -106,8 +106,8 @@ class Planted(DomainDataset):
     def cells(self) -> NDArray[np.int64]:
         """Class, invariant cue, spurious cue and domain of each image, [4, n].
 
-        Counts follow the table to within an image, so that a rule's accuracy on a domain is that of
-        the population.
+        Counts follow the table to within one image, so a rule's accuracy on a domain is that of the
+        population.
         """
         columns = []
         for number, domain in enumerate(self.domains):
@@ -131,7 +131,7 @@ class Planted(DomainDataset):
         return Listing(paths, labels, domains)
 
     def fingerprint(self) -> str:
-        """Return a hash over the settings: they decide every pixel."""
+        """Return a hash over the settings, which determine every pixel."""
         text = f"{self.name} v{self.version} {self.settings.model_dump_json()}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -157,7 +157,7 @@ class Planted(DomainDataset):
 
 
 # --------------------------------------------------------------------------- drawing tools
-# Every machine draws the same pixels: operations are those that IEEE 754 defines to the last bit.
+# Every machine draws the same pixels: IEEE 754 defines all operations to the last bit.
 
 
 def named(probability: float) -> Array:
@@ -171,9 +171,9 @@ def named(probability: float) -> Array:
 
 
 def grating(orientation: int, side: int, contrast: float, rng: np.random.Generator) -> Array:
-    """Return stripes [side, side, 3] around 0.45: across, down or along a diagonal.
+    """Return stripes [side, side, 3] around 0.45: horizontal, vertical or along a diagonal.
 
-    The phase is random, and so is the brightness of each channel.
+    The phase and the brightness of each channel are random.
     """
     row, column = np.indices((side, side))
     along = (row, column, row + column, row - column)[orientation]
@@ -183,7 +183,7 @@ def grating(orientation: int, side: int, contrast: float, rng: np.random.Generat
 
 
 def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Return nearly normal numbers of mean 0 and variance 1: sums of four uniform ones."""
+    """Return approximately normal numbers of mean 0 and variance 1: sums of four uniform ones."""
     draws = rng.random((4, *shape))
     sums: Array = draws[0] + draws[1] + draws[2] + draws[3]
-    return (sums - 2) * 1.7320508075688772  # the variance of each is a twelfth
+    return (sums - 2) * 1.7320508075688772  # each uniform number has variance 1/12

@@ -1,4 +1,4 @@
-"""Metadata tables, checked before other code reads them, so that a wrong cell is named in words."""
+"""Checks of metadata tables, before other code reads them, so that errors name the wrong cell."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def one_of(name: str, values: Sequence[str]) -> CheckedColumn:
 
 
 def matching(name: str, pattern: str, expected: str) -> CheckedColumn:
-    """Return a column of text that a regular expression fits as a whole."""
+    """Return a column of text that a regular expression matches in full."""
     return CheckedColumn(name, expected, lambda cells: cells.str.fullmatch(pattern))
 
 
@@ -83,7 +83,7 @@ def read_table(file: Path) -> pd.DataFrame:
         file: The table, UTF-8.
 
     Raises:
-        DataError: If it cannot be read, or has no line below the first.
+        DataError: If it cannot be read, or has no line after the first.
     """
     import pandas as pd
 
@@ -103,7 +103,7 @@ def check_columns(file: Path, table: pd.DataFrame, columns: Sequence[CheckedColu
     """Check that a table has the columns and that their cells fit.
 
     Args:
-        file: Where the table was read, for messages.
+        file: File of the table, for messages.
         table: All or some of its rows, as text.
         columns: The columns that it needs; others are ignored.
 

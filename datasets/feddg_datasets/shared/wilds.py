@@ -1,8 +1,8 @@
 """Data sets of WILDS (Koh et al., ICML 2021), read through the classes of the package ``wilds``.
 
-The package says what the images, labels, metadata and official splits are; we find the folder,
-check the tables before it reads them, and never let it reach the network. Importing it takes
-seconds, so nothing here does so before the images are listed.
+The package defines images, labels, metadata and official splits. This module finds the folder,
+checks the tables before the package reads them, and keeps it off the network. Importing it takes
+seconds, so this is deferred until the images are listed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class _Listing:
     """The images of the official splits, in the order of records.
 
     Attributes:
-        rows: Their numbers in ``wilds``, int64 [n].
+        rows: Their indices in ``wilds``, int64 [n].
         files: Their files, relative to the folder of the tables.
-        splits: Their positions in `SPLITS`, int64 [n].
-        records: What the core sees.
+        splits: Positions of their splits in `SPLITS`, int64 [n].
+        records: Listing for the core.
     """
 
     rows: IntArray
@@ -50,11 +50,11 @@ class _Listing:
 
 
 class WildsDataset(FileDataset):
-    """A data set that a class of ``wilds`` describes, with one file per image of official splits.
+    """A data set defined by a class of ``wilds``, with one file per image of the official splits.
 
-    A subclass names the class of ``wilds`` and its tables, and says which column of its metadata is
-    the domain. Images that no official split holds are left out. The number of images
-    only matters to ``feddg-bench data check``: a smaller copy can be used.
+    A subclass names the class of ``wilds`` and its tables, and defines which column of its metadata
+    is the domain. Images outside the official splits are left out. The number of images is only
+    compared by ``feddg-bench data check``, so a smaller copy can be used.
     """
 
     module: ClassVar[str]
@@ -66,7 +66,7 @@ class WildsDataset(FileDataset):
     tables: ClassVar[tuple[str, ...]] = ("metadata.csv",)
     """Files that the class reads; the folder is found by the first one."""
 
-    # ------------------------------------------------------------- what a subclass says
+    # ------------------------------------------------------------- defined by subclasses
 
     @abstractmethod
     def check(self) -> None:
@@ -88,7 +88,7 @@ class WildsDataset(FileDataset):
         """Return the position in ``groups`` of each image, -1 for none; ``None`` without groups."""
         return None
 
-    # ------------------------------------------------------------- where it lies
+    # ------------------------------------------------------------- location
 
     @cached_property
     def folder(self) -> Path:
@@ -121,7 +121,7 @@ class WildsDataset(FileDataset):
     def _where(self) -> str:
         return f" in {self.folder}"
 
-    # ------------------------------------------------------------- what it holds
+    # ------------------------------------------------------------- contents
 
     def open(self, **options: Any) -> Any:
         """Return an object of the class of ``wilds``, which reads the tables.
@@ -130,17 +130,17 @@ class WildsDataset(FileDataset):
             options: Arguments of that class.
 
         Raises:
-            DataError: If the package is not here, or cannot read the tables.
+            DataError: If the package is missing, or cannot read the tables.
         """
         folder = self.folder
         reader = wilds_class(self.module, self.reader, self.title)
-        # Make it use our folder, whatever its name and with or without a note of the release; the
-        # original looks for both, and would download otherwise.
+        # Use this folder, whatever its name and with or without a release note; the original class
+        # looks for both, and would download otherwise.
         local = type(reader.__name__, (reader,), {"initialize_data_dir": lambda *_: str(folder)})
         try:
             with quiet(), self.amended(sys.modules[reader.__module__]):
                 return local(root_dir=str(folder.parent), download=False, **options)
-        except Exception as error:  # whatever its own code trips over
+        except Exception as error:  # any error of its own code
             what = " ".join(f"{type(error).__name__}: {error}".split())
             raise DataError(
                 f"the package wilds cannot read {self.title} in {folder} ({what}): get "
@@ -149,7 +149,7 @@ class WildsDataset(FileDataset):
 
     @contextmanager
     def amended(self, module: Any) -> Iterator[None]:
-        """Amend the class's module while it reads, if its code needs that."""
+        """Patch the class's module while it reads, if its code needs that."""
         yield
 
     @cached_property
@@ -184,7 +184,7 @@ class WildsDataset(FileDataset):
         )
 
     def _path(self, file: str, domain: int, label: float) -> str:
-        """Return domain, class and file; classes are named as in the type, not as in the object."""
+        """Return domain, class and file; class names are those of the type, not of the object."""
         classes = type(self).classes
         return "/".join([self.domains[domain], *([classes[int(label)]] if classes else []), file])
 
@@ -193,17 +193,17 @@ class WildsDataset(FileDataset):
         return self._listing.records
 
     def _promised(self) -> Listing:
-        # A copy that lacks a domain can be used, and `data check` says so. Only wrong cells are
+        # A copy that lacks a domain can be used, and `data check` reports it. Only wrong cells are
         # errors here.
         return self.scan()
 
     def published_splits(self) -> IntArray:
-        """Return the place in `feddg_bench.data.splits.SPLITS` of every image."""
+        """Return the position in `feddg_bench.data.splits.SPLITS` of every image."""
         return self._listing.splits
 
     @property
     def wilds_rows(self) -> IntArray:
-        """The number in ``wilds`` of every image, int64 [n]."""
+        """Index in ``wilds`` of every image, int64 [n]."""
         return self._listing.rows
 
     @cached_property
@@ -218,7 +218,7 @@ class WildsDataset(FileDataset):
         return below(self.folder, self._listing.files[index])
 
     def stamp(self) -> str:
-        """Return a hash over the names, sizes and times of change of images and tables.
+        """Return a hash over the names, sizes and modification times of images and tables.
 
         Raises:
             DataError: If an image is missing.
@@ -244,14 +244,14 @@ class WildsDataset(FileDataset):
             )
 
     def combine(self, contents: Iterable[str]) -> str:
-        """Return the fingerprint of the images and of what the tables say about them."""
+        """Return the fingerprint of the images and of their facts in the tables."""
         digest = hashlib.blake2b(super().combine(contents).encode(), digest_size=16)
         for values in self._facts():
             digest.update(np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()
 
     def _facts(self) -> Iterator[NDArray[Any]]:
-        """Yield what only the tables say, not the paths: labels, groups and splits."""
+        """Yield facts that are in the tables but not in the paths: labels, groups and splits."""
         records = self.records()
         yield records.labels
         if records.groups is not None:
@@ -273,7 +273,7 @@ def places(source: Any) -> IntArray:
 
 
 def roles(dataset: DomainDataset, splits: IntArray) -> dict[str, tuple[str, ...]]:
-    """Return a data set's domains by role, given the place in `SPLITS` of every image."""
+    """Return a data set's domains by role, given the position in `SPLITS` of every image."""
     domains = dataset.records().domains
     by_role: dict[str, set[int]] = {"train": set(), "val": set(), "test": set()}
     for place, split in enumerate(SPLITS):
@@ -288,7 +288,7 @@ def column(source: Any, field: str) -> NDArray[Any]:
 
 
 def wilds_class(module: str, name: str, title: str) -> Any:
-    """Import a class of ``wilds`` without letting the package ask the network for its version.
+    """Import a class of ``wilds`` without the package's version check over the network.
 
     Args:
         module: Module of the class, below ``wilds.datasets``.
@@ -312,7 +312,7 @@ def wilds_class(module: str, name: str, title: str) -> Any:
 def quiet() -> Iterator[None]:
     """Silence warnings, and keep wilds and ogb from asking PyPI for newer versions of themselves.
 
-    On import each starts a thread that does so if there is a module ``outdated``, and sets an
+    On import, each starts a thread that does so if the module ``outdated`` exists, and sets an
     environment variable for it.
     """
     hidden = {name: sys.modules[name] for name in ("outdated",) if name in sys.modules}

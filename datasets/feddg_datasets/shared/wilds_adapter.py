@@ -1,6 +1,6 @@
-"""Any image data set of ``wilds``, or in the form of ``wilds``, as a data set of ours.
+"""Adapter for any image data set of ``wilds``, or with the same interface.
 
-`from_wilds` wraps an object. A plugin of a few lines gives one a name on the command line:
+`from_wilds` wraps an object. A short plugin gives it a name on the command line:
 
     class CelebA(AdaptedWilds):
         name, title = "celeba", "CelebA"
@@ -35,19 +35,19 @@ from feddg_datasets.shared.wilds import IntArray, column, places, quiet, roles, 
 __all__ = ["AdaptedWilds", "from_wilds", "wilds_class"]
 
 _LOOKED_AT = 16
-"""Images that a stamp looks at."""
+"""Number of images that a stamp hashes."""
 
 
 class AdaptedWilds(DomainDataset):
     """A data set whose images, labels and splits come from an object of ``wilds``.
 
-    Images are Pillow's, which become RGB, or tensors and arrays of floating-point bands [C, H, W],
-    which stay bands. Labels are classes, or one number for a regression. Domains and groups are
-    values of metadata, or combinations of them, with the names in ``metadata_map``, if any.
+    Images are Pillow images, converted to RGB, or tensors and arrays of floating-point bands
+    [C, H, W], kept as bands. Labels are classes, or one number for a regression. Domains and groups
+    are values of metadata, or combinations of them, with the names in ``metadata_map``, if any.
 
     Args:
         data_root: Folder given by the user, for `open`.
-        opened: The object, if `open` is not to be called.
+        opened: The object; by default, that of `open`.
 
     Raises:
         DataError: If the object cannot be made.
@@ -57,7 +57,7 @@ class AdaptedWilds(DomainDataset):
     domain_fields: ClassVar[tuple[str, ...]]
     """Fields of the metadata whose values, combined, are domains."""
     group_fields: ClassVar[tuple[str, ...]] = ()
-    """The same for groups, among which the worst is measured."""
+    """The same for the groups of the worst-group metric."""
     domains: ClassVar[tuple[str, ...]] = ()
     letters: ClassVar[Mapping[str, str]] = {}
     classes: ClassVar[tuple[str, ...]] = ()
@@ -86,7 +86,7 @@ class AdaptedWilds(DomainDataset):
                 return self.open(roots[0])
         except DataError:
             raise
-        except Exception as error:  # whatever its code trips over
+        except Exception as error:  # any error of its code
             what = " ".join(f"{type(error).__name__}: {error}".split())
             raise DataError(
                 f"the package wilds cannot read {self.title} in {roots[0]} ({what}): get it from "
@@ -94,7 +94,7 @@ class AdaptedWilds(DomainDataset):
             ) from error
 
     def _describe(self, domain_fields: Sequence[str], group_fields: Sequence[str]) -> None:
-        """Set on this object what other data sets promise as class attributes."""
+        """Set on this object what other data sets declare as class attributes."""
         opened = self.opened
         if opened.y_size != 1 or getattr(opened, "is_detection", False):
             raise PluginError(f"{self.title} has {opened.y_size} labels an image; expected one")
@@ -117,7 +117,7 @@ class AdaptedWilds(DomainDataset):
             self._group_ids, attributes["groups"] = _combined(opened, group_fields)
         if opened.is_classification and not self.classes:
             attributes["classes"] = _classes(opened)
-        if self.metrics is DomainDataset.metrics:  # nobody has chosen any
+        if self.metrics is DomainDataset.metrics:  # none were chosen
             key = "accuracy" if opened.is_classification else "pearson"
             attributes["metrics"] = (key, *(("worst_group",) if group_fields else ()))
         attributes["identity"] = {
@@ -129,7 +129,7 @@ class AdaptedWilds(DomainDataset):
             attributes.update(channels=len(image), pixels="float16")
         vars(self).update(attributes)
 
-    # ------------------------------------------------------------- what the core asks
+    # ------------------------------------------------------------- called by the core
 
     def find(self) -> Path | None:
         """Return the object's folder, if there is one."""
@@ -162,11 +162,11 @@ class AdaptedWilds(DomainDataset):
 
     @cached_property
     def wilds_rows(self) -> IntArray:
-        """The number in ``wilds`` of every image of a split, int64 [n]."""
+        """Index in ``wilds`` of every image of a split, int64 [n]."""
         return np.flatnonzero(places(self.opened) >= 0)
 
     def published_splits(self) -> IntArray:
-        """Return the place in `feddg_bench.data.splits.SPLITS` of every image."""
+        """Return the position in `feddg_bench.data.splits.SPLITS` of every image."""
         return places(self.opened)[self.wilds_rows]
 
     @cached_property
@@ -210,7 +210,7 @@ class AdaptedWilds(DomainDataset):
         return array
 
     def fingerprint(self) -> str:
-        """Return a hash over all images as they are given, and the facts about them."""
+        """Return a hash over all images as given, and their labels, domains, groups and splits."""
         digest = hashlib.blake2b(self._facts(), digest_size=16)
         for content in in_threads(self._content, self.wilds_rows.tolist()):
             digest.update(content)
@@ -222,9 +222,9 @@ class AdaptedWilds(DomainDataset):
         return hashlib.blake2b(kind.encode() + image.tobytes()).digest()
 
     def stamp(self) -> str:
-        """Return a hash over facts, some of the images, and names, sizes and times of files.
+        """Return a hash over metadata, some images, and names, sizes and modification times.
 
-        An object may change what it reads, as by a transform of its own: its files do not tell.
+        Images are hashed because an object can change what it reads, for example by a transform.
         """
         digest = hashlib.blake2b(self._facts(), digest_size=16)
         rows = self.wilds_rows
@@ -261,11 +261,11 @@ def from_wilds(
     Args:
         opened: A ``WILDSDataset`` of images.
         domain: Field of its metadata whose values are domains, or several to combine.
-        group: The same for groups, among which the worst is measured; none if empty.
+        group: The same for the groups of the worst-group metric; none if empty.
         name: Name in file names; default the object's own.
         title: Name in messages; default ``name``.
         classes: Names of the classes; default those in its ``metadata_map``, or numbers.
-        metrics: What to report, the key metric first; default accuracy, or Pearson's correlation
+        metrics: Metrics to report, the key metric first; default accuracy, or Pearson's correlation
             for a regression, and that of the worst group if there are groups.
 
     Raises:
@@ -297,7 +297,7 @@ def _fields(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _combined(opened: Any, fields: Sequence[str]) -> tuple[IntArray, tuple[str, ...]]:
-    """Return each image's combination of values, as a number, and the names of those that occur."""
+    """Return the index of each image's combination of values, and the combinations' names."""
     values = np.stack([column(opened, field).astype(np.int64) for field in fields], axis=1)
     combinations, ids = np.unique(values, axis=0, return_inverse=True)
     names = [
@@ -322,5 +322,5 @@ def _classes(opened: Any) -> tuple[str, ...]:
 
 
 def _words(name: str) -> list[str]:
-    """Return a name's parts between the characters that divide scenarios' names and paths."""
+    """Return a name's parts between the characters that separate scenarios' names and paths."""
     return "".join(c if c.isalnum() or c in "._" else " " for c in name).split()

@@ -1,1 +1,1 @@
-"""Getting data sets from mirrors and hubs; files are checked before they get their final name."""
+"""Downloads from mirrors and hubs; files are checked before they get their final name."""

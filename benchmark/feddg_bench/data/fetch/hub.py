@@ -1,4 +1,4 @@
-"""Images from parquet tables on Hugging Face, written as the folders that our data sets read.
+"""Images from parquet tables on Hugging Face, written to folders that the data sets read.
 
 Needs the extra ``hub``: huggingface_hub fetches the files of a commit, pyarrow reads them.
 """
@@ -60,7 +60,7 @@ def fetch_tables(
     are not fetched again.
 
     Raises:
-        DataError: If no endpoint does, or a file's hash is not the one that the repository lists.
+        DataError: If no endpoint does, or a file's hash differs from that in the repository.
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -116,9 +116,9 @@ def write_images(
 ) -> int:
     """Write the images of tables as ``<folder>/<domain>/<class>/<image>``.
 
-    Labels are translated by the names in each table's own metadata. A file keeps the name that the
-    table gives it, with the ending that suits its bytes; if it has no usable name, or the name is
-    taken, it is named after its row. The folder must not exist.
+    Labels are mapped by the class names in each table's metadata. A file keeps its name in the
+    table, with the suffix that matches its bytes; if it has no usable name, or the name is taken,
+    it is named after its row. The folder must not exist.
 
     Returns:
         Number of images.
@@ -185,7 +185,7 @@ def _domain_names(dataset: type[DomainDataset]) -> dict[str, int]:
 
 
 def _labels(dataset: type[DomainDataset], schema: Any, path: Path) -> list[int]:
-    """Return our label for each label of the table, matched by the class names in its metadata."""
+    """Return the data set's label for each label of the table, by class names in its metadata."""
     missing = [name for name in ("image", "domain", "label") if name not in schema.names]
     if missing:
         raise DataError(f"{path} has no column {missing[0]}")

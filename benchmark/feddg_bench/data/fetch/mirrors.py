@@ -1,4 +1,4 @@
-"""What a data set offers for download: files on mirrors, or tables of a Hugging Face repository.
+"""Downloads that data sets declare: files on mirrors, or tables of a Hugging Face repository.
 
 `feddg_bench.data.fetch.obtain` acts on these declarations.
 """
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECEIPT = "download.json"
-"""File beside downloaded data that says where they came from; the doctor ignores it."""
+"""File next to downloaded data that records their origin; the doctor ignores it."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """One file that several servers hold.
+    """One file, available from several servers.
 
     Attributes:
         name: Name of the file, on every mirror and below the data set's folder.
         mirrors: Addresses of the folders that hold it, in the order to try.
-        checksum: ``sha256:`` or ``md5:`` and hexadecimal digits, as somebody published them.
-        size: Bytes of the file, where they are known.
+        checksum: ``sha256:`` or ``md5:`` and hexadecimal digits, as published.
+        size: Size of the file in bytes, if known.
         unzipped: Bytes that the file unpacks to with gzip. If given, the checksum is of these
-            bytes, so that it does not matter who compressed them.
+            bytes, so that it does not depend on the compression.
         unpack: Folder inside this archive that is kept; ``None`` for a file that is not unpacked.
-        unpacked_bytes: Most bytes that the archive may unpack to.
+        unpacked_bytes: Maximum number of bytes that the archive may unpack to.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Download:
     unpacked_bytes: int = 4 * 2**30
 
     def urls(self, mirrors: Sequence[str]) -> list[str]:
-        """Return the file's addresses on other mirrors, or on its own if there are none."""
+        """Return the file's addresses on ``mirrors``, or on its own mirrors if these are empty."""
         return [f"{mirror.rstrip('/')}/{self.name}" for mirror in mirrors or self.mirrors]
 
     def fault(self, path: Path) -> str | None:
-        """Return what is wrong with a file, or ``None``.
+        """Return the fault of a file in words, or ``None``.
 
         Raises:
             OSError: If it cannot be read.
@@ -76,7 +76,7 @@ class HubDownload:
 
     Attributes:
         repository: Such as ``flwrlabs/pacs``.
-        revision: A commit; or a branch, whose commit at the time of the download is noted.
+        revision: A commit; or a branch, whose commit at the time of the download is recorded.
         folder: Folder of the tables in the repository.
     """
 

@@ -1,4 +1,4 @@
-"""Getting a whole data set: files are fetched, checked, unpacked, put in place and noted."""
+"""Download of a data set: files are fetched, checked, unpacked, put in place and recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddg_bench.data.fetch.mirrors import RECEIPT, Download, HubDownload
 from feddg_bench.data.fetch.transfer import OnBytes, check_url, fetch
 
 WORK = ".download"
-"""Folder inside the data set's own, where files stay until they are whole and checked."""
+"""Sub-folder of the data set's folder for files that are incomplete or not yet checked."""
 
 Show = Callable[[str, str], OnBytes]
 """Takes a name and a unit, such as ``bytes``, and returns the function that shows progress."""
@@ -46,13 +46,13 @@ def obtain(
     mirrors: Sequence[str] = (),
     show: Show = lambda _name, _unit: lambda _done, _total: None,
 ) -> list[str]:
-    """Download a data set into a folder; what an earlier call put there is not fetched again.
+    """Download a data set into a folder; files from an earlier call are not fetched again.
 
-    Files or folders go beside whatever else is there. ``mirrors`` (folders of servers, or Hugging
-    Face endpoints) are used instead of the known ones.
+    Other contents of the folder are kept. ``mirrors`` (folders of servers, or Hugging Face
+    endpoints) are used instead of the known ones.
 
     Returns:
-        Sentences for the user: what came, and how it was checked.
+        Messages for the user: what was fetched, and how it was checked.
 
     Raises:
         SettingsError: If something other than an earlier download is in the way, or a mirror is not
@@ -73,7 +73,7 @@ def obtain(
 
 @contextmanager
 def work_folder(folder: Path, mirrors: Sequence[str]) -> Iterator[Path]:
-    """Give the folder for unfinished files; it is removed unless the block fails or is stopped.
+    """Yield the folder for unfinished files; it is removed unless the block fails or is stopped.
 
     Raises:
         SettingsError: If a mirror is not a web address.
@@ -99,7 +99,7 @@ def _from_mirrors(
             yield f"{offer.name}: was here already"
             return
         if receipt.made(offer.name, place):
-            place.unlink()  # it was whole once and has been damaged since
+            place.unlink()  # it was intact once and damaged since
     if not receipt.makes_way(offer.name, [place]):
         yield f"{offer.name}: was here already, as {place.name}"
         return
@@ -148,7 +148,7 @@ def _from_hub(
 
 
 class Receipt:
-    """The file that says what was downloaded into a folder, and from where."""
+    """File that records what was downloaded into a folder, and from where."""
 
     def __init__(self, about: Mapping[str, str], folder: Path) -> None:
         self.path = folder / RECEIPT
@@ -173,10 +173,10 @@ class Receipt:
         return place.name in self.files.get(source, {}).get("makes", ())
 
     def makes_way(self, source: str, places: Sequence[Path]) -> bool:
-        """Return whether ``source`` has to be fetched; remove what a stopped download left of it.
+        """Return whether ``source`` has to be fetched; remove leftovers of a stopped download.
 
         Raises:
-            SettingsError: If something that no download brought is in the way.
+            SettingsError: If something that was not downloaded is in the way.
         """
         existing = [place for place in places if place.exists()]
         for place in existing:
@@ -192,7 +192,7 @@ class Receipt:
         return True
 
     def note(self, source: str, places: Sequence[Path], about: dict[str, Any]) -> None:
-        """Note a download whose files are about to be put in place."""
+        """Record a download whose files are about to be put in place."""
         self.files[source] = {
             **about,
             "makes": [place.name for place in places],
@@ -203,9 +203,9 @@ class Receipt:
 
 
 def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> int:
-    """Unpack a tar file, compressed or not, into a new folder that appears when all is written.
+    """Unpack a tar file, compressed or not, into a new folder that appears once it is complete.
 
-    What an earlier call left in the folder is replaced. An archive is refused if its files have
+    Files of an earlier call in the folder are replaced. An archive is rejected if its files have
     more than ``most_bytes`` in total.
 
     Returns:
@@ -213,7 +213,7 @@ def unpack_archive(archive: Path, folder: Path, most_bytes: int) -> int:
 
     Raises:
         DataError: If the archive is damaged or too large, if a member would lie outside the folder
-            or is a link or a device, or if the disk is full. Nothing is left then.
+            or is a link or a device, or if the disk is full. No files remain then.
     """
     shutil.rmtree(folder, ignore_errors=True)
     unfinished = folder.with_name(f"{folder.name}.part")

@@ -1,4 +1,4 @@
-"""AdaIN's networks: checkpoints from their public repositories, made into one file of tensors."""
+"""AdaIN's networks: checkpoints from public repositories, converted to one file of tensors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class WeightsDownload:
     """Checkpoints whose tensors go into one ``.safetensors`` file.
 
     Attributes:
-        title: What the network is.
+        title: Description of the network.
         licence: Licence of the checkpoints.
-        source: Where they come from, for people.
-        file: Name of the file that is made.
-        parts: First part of the tensors' names in that file -> the checkpoint that holds them.
+        source: Human-readable origin of the checkpoints.
+        file: Name of the resulting file.
+        parts: Prefix of the tensors' names in that file -> the checkpoint that holds them.
         entry: Entry of each checkpoint that is its state dict; empty if the checkpoint is one.
-        digest: SHA-256 of the file that is made, where it is known.
+        digest: SHA-256 of the resulting file, if known.
     """
 
     title: str
@@ -98,16 +98,16 @@ def obtain_weights(
     mirrors: Sequence[str] = (),
     show: Show = lambda _name, _unit: lambda _done, _total: None,
 ) -> list[str]:
-    """Put the weights into a folder; they are not fetched again if they are there.
+    """Put the weights into a folder; existing ones are not fetched again.
 
     Args:
         offer: An entry of `WEIGHTS`.
-        folder: The file `WeightsDownload.file` goes here.
+        folder: Folder for the file `WeightsDownload.file`.
         mirrors: Folders of servers that are used instead of the known ones.
         show: Shows the progress of each download.
 
     Returns:
-        Sentences for the user: which files came, and how they were checked.
+        Messages for the user: the files fetched, and how they were checked.
 
     Raises:
         SettingsError: If another file is in the way, or a mirror is not a web address.
@@ -121,7 +121,7 @@ def obtain_weights(
         known = offer.digest or receipt.files.get(offer.file, {}).get("sha256")
         if file_digest(place) == known:
             return [f"{offer.file}: was here already"]
-        if not receipt.made(offer.file, place):  # else it was whole once and has been damaged since
+        if not receipt.made(offer.file, place):  # else it was intact once and damaged since
             raise SettingsError(
                 f"{place} exists and is not what this command makes: move it away or choose "
                 f"another folder with --to"

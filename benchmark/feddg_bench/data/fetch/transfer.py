@@ -1,4 +1,4 @@
-"""Fetching one file over HTTP: mirrors in turn, resumed after a break, whole or not at all."""
+"""Download of one file over HTTP: mirrors in turn, resumable, complete or not at all."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.data.fetch.mirrors import Download
 
 WAITS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before each new attempt at a mirror; after one that brought bytes, they start anew."""
+"""Seconds before each retry of a mirror; they start again after an attempt that received bytes."""
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as broken."""
 LONGEST_WAIT = 60.0
-"""Most seconds that we wait when a server asks for it (``Retry-After``)."""
+"""Maximum wait in seconds when a server asks for one (``Retry-After``)."""
 CHUNK = 2**18
 TEMPORARY = frozenset({408, 416, 425, 429, 500, 502, 503, 504})
-"""Statuses after which a later attempt may succeed."""
+"""HTTP statuses after which a later attempt may succeed."""
 
 OnBytes = Callable[[int, int], None]
 """Called with the number of bytes received so far and their total."""
 
 
 class _RefusedError(Exception):
-    """A mirror does not have the right file, or redirects to where we must not follow."""
+    """A mirror does not have the right file, or redirects to a forbidden address."""
 
 
 class _BrokenError(Exception):
@@ -50,22 +50,22 @@ def fetch(
     """Fetch a file from the first mirror that serves the right one.
 
     Bytes go to ``<path>.part``, which becomes ``path`` only when its size and checksum are right.
-    A part that an earlier attempt left, even in another process, is resumed (HTTP ranges); if it
-    turns out to belong to another file, the download begins anew.
+    A part left by an earlier attempt, even in another process, is resumed (HTTP ranges); if it
+    turns out to belong to another file, the download starts again.
 
     Args:
         urls: Addresses, ``http`` or ``https``, in the order to try. Proxies of the environment are
             used, and a redirect never leads from ``https`` to ``http``.
-        path: Where the file goes; if the right file is there, nothing is fetched.
-        wanted: What the file must be.
+        path: Destination; if it already is the right file, nothing is fetched.
+        wanted: Size and checksum of the right file.
         progress: Called as bytes arrive.
 
     Returns:
         The address that served the last byte; ``None`` if the file was already there.
 
     Raises:
-        SettingsError: If an address is of another kind.
-        DataError: If no mirror has it, there is no room, or another process is fetching it.
+        SettingsError: If an address is neither.
+        DataError: If no mirror has it, the disk is full, or another process is fetching it.
     """
     for url in urls:
         check_url(url)
@@ -116,7 +116,7 @@ def _shown(url: str) -> str:
 
 
 class _Redirects(request.HTTPRedirectHandler):
-    """Follows redirects, but not out of HTTP and not from ``https`` down to ``http``."""
+    """Follows redirects, but not to other schemes and not from ``https`` down to ``http``."""
 
     def redirect_request(
         self,
@@ -135,7 +135,7 @@ class _Redirects(request.HTTPRedirectHandler):
 
 
 def _from_mirror(url: str, part: Path, wanted: Download, progress: OnBytes | None) -> None:
-    """Complete the part until it is the right file.
+    """Extend ``part`` until it is the right file.
 
     Raises:
         _RefusedError: If this mirror cannot provide it.
@@ -158,10 +158,10 @@ def _from_mirror(url: str, part: Path, wanted: Download, progress: OnBytes | Non
         fault = wanted.fault(part)
         if fault is None:
             return
-        part.unlink()  # wrong bytes are of no use to anybody
+        part.unlink()  # wrong bytes are useless
         if start == 0 or again:
             raise _RefusedError(f"gives a wrong file: {fault}")
-        again = True  # the fault may be in what an earlier attempt left
+        again = True  # the fault may be in the bytes of an earlier attempt
 
 
 def _length(part: Path) -> int:
@@ -169,12 +169,12 @@ def _length(part: Path) -> int:
 
 
 def _receive(url: str, part: Path, start: int, wanted: Download, progress: OnBytes | None) -> None:
-    """Make one request and write what comes, from byte ``start`` on or from the beginning.
+    """Make one request and write the received bytes, from ``start`` on or from the beginning.
 
     Raises:
-        _BrokenError: If a later attempt may succeed; the part keeps what has come.
+        _BrokenError: If a later attempt may succeed; the part keeps the received bytes.
         _RefusedError: If no later attempt can.
-        DataError: If there is no room.
+        DataError: If the disk is full.
     """
     headers = {"User-Agent": "feddg-bench", "Accept-Encoding": "identity"}
     if start:
@@ -228,7 +228,7 @@ def _open(url: str, headers: Mapping[str, str], part: Path) -> HTTPResponse:
 
 
 def _begin(response: HTTPResponse, part: Path, start: int, wanted: Download) -> tuple[int, int]:
-    """Return the byte at which the answer begins, and the length of the whole file."""
+    """Return the byte at which the response begins, and the length of the whole file."""
     if response.status == 206:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers["Content-Range"] or "")
         if not start or span is None or int(span[1]) != start:

@@ -1,1 +1,1 @@
-"""Looking at data sets: the doctor, contact sheets, split files."""
+"""Inspection of data sets: the doctor, contact sheets, signatures."""

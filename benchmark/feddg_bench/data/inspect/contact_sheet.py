@@ -1,4 +1,4 @@
-"""A picture of a data set: domains down, classes across, or targets of a regression."""
+"""Contact sheet of a data set: one row per domain, one column per class or target quantile."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from feddg_bench.data.dataset import DomainDataset, Listing, read_checked
 
 _MOST = 12
-"""Domains and classes shown, the first ones."""
+"""Maximum number of domains and classes shown, the first ones."""
 QUANTILES = ("lowest", "20 %", "40 %", "60 %", "80 %", "highest")
 """Columns for a regression: in each domain, the image whose target has this rank."""
 _MARGIN = 4
 LEFT, TOP = 96, 20
-"""Pixels for names."""
+"""Margins for names, in pixels."""
 
 
 def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
@@ -28,7 +28,7 @@ def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
     range. Images are decoded as for a run, to ``size`` pixels a side.
 
     Raises:
-        DataError: If the data set is not here or not whole, or an image cannot be decoded.
+        DataError: If the data set is missing or incomplete, or an image cannot be decoded.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -115,5 +115,5 @@ def _note(dataset: DomainDataset) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Return text with only letters that the built-in font has."""
+    """Return text with only characters of the built-in font."""
     return text.encode("ascii", "replace").decode()

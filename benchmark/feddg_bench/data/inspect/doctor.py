@@ -1,4 +1,4 @@
-"""The doctor: how the copy of a data set on this disk differs from the published one."""
+"""The doctor: differences between the copy of a data set on this disk and the published one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from feddg_bench.data.inspect.signatures import (
 from feddg_bench.data.splits import SPLITS, read_split_csv
 
 SHOWN = 5
-"""Most files named in a sentence; the finding lists all of them."""
+"""Maximum number of files named in a message; the finding lists all of them."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that differs from the published data set."""
+    """A difference from the published data set."""
 
     # `domain`, `count`, `unreadable`, `picture`, `small`, `depth`, `duplicate`, `split` or `store`.
     kind: str
@@ -51,27 +51,27 @@ class Finding:
 
 @dataclass
 class Diagnosis:
-    """What the doctor saw."""
+    """Report of the doctor."""
 
     dataset: str
-    title: str  # as in a table
+    title: str  # as in tables
     folder: str | None  # where the data are, or `None` for embedded ones
     layout: str = ""  # how the folders were recognised, in words
-    compared: list[str] = field(default_factory=list)  # with the published data set, in words
+    compared: list[str] = field(default_factory=list)  # comparisons with published data, in words
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # domain -> class -> images
-    published: dict[str, dict[str, int]] = field(default_factory=dict)  # the same as published
+    published: dict[str, dict[str, int]] = field(default_factory=dict)  # published counts
     fingerprint: str | None = None  # of the contents; `None` if an image cannot be read
-    findings: list[Finding] = field(default_factory=list)  # what differs
+    findings: list[Finding] = field(default_factory=list)  # differences
     notes: list[str] = field(default_factory=list)  # remarks that are not findings
 
     @property
     def images(self) -> int:
-        """Images found."""
+        """Number of images found."""
         return sum(sum(classes.values()) for classes in self.counts.values())
 
     @property
     def comparable(self) -> bool:
-        """Whether results on this copy compare with those on the published data set."""
+        """Whether results on this copy are comparable with those on the published data set."""
         return all(finding.comparable for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Diagnosis:
         return {**asdict(self), **verdict}
 
     def find(self, kind: str, text: str, files: Sequence[str] = ()) -> None:
-        """Add a finding; ``{}`` in the text stands for the first of the files."""
+        """Add a finding; ``{}`` in the text stands for the first files."""
         self.findings.append(Finding(kind, text.replace("{}", _some(files)), files=tuple(files)))
 
 
@@ -103,15 +103,15 @@ def examine(
     against: Path | None = None,
     cache_dir: Path | None = None,
 ) -> Diagnosis:
-    """Look at every image of a data set.
+    """Examine every image of a data set.
 
-    From now on the data set's `records` are those found. A split file is checked against them, and
-    stores in ``cache_dir`` against their checksums. ``against`` is a file with signatures of a
+    From then on, the data set's `records` are those found. A split file is checked against them,
+    and stores in ``cache_dir`` against their checksums. ``against`` is a file with signatures of a
     clean copy, which replace those that come with the data set.
 
     Raises:
-        DataError: If the data set is not on this machine, or cannot even be listed, or ``against``
-            holds no signatures of it.
+        DataError: If the data set is not on this machine, or cannot be listed, or ``against`` holds
+            no signatures of it.
     """
     path = against or dataset.signatures
     published = None if path is None else load_signatures(path, dataset.name)
@@ -152,7 +152,7 @@ def sign(dataset: DomainDataset, progress: Callable[[int, int], None] | None = N
     """Return the signatures of the images in a copy of a data set that is known to be clean.
 
     Raises:
-        DataError: If the copy is not here or differs from the published one, or if an image cannot
+        DataError: If the copy is missing or differs from the published one, or if an image cannot
             be decoded or is not RGB.
     """
     if (dataset.channels, dataset.pixels) != (3, "uint8"):
@@ -175,7 +175,7 @@ def _signatures(
 
 
 def _name(path: str) -> str:
-    """Return an image's name without the ending of its file."""
+    """Return an image's name without the suffix of its file."""
     folder, slash, file = path.rpartition("/")
     return folder + slash + (file.rpartition(".")[0] or file)
 
@@ -215,7 +215,7 @@ def _count(dataset: DomainDataset, records: Listing, diagnosis: Diagnosis) -> No
 
 
 def _look_at_folders(dataset: ImageFolderDataset, diagnosis: Diagnosis) -> None:
-    """Note how the folders were recognised, and which files in them are not read."""
+    """Record how the folders were recognised, and which files in them are not read."""
     folders = dataset._domain_folders(dataset.folder)
     others = [f"{path.name} is {name}" for name, path in folders.items() if path.name != name]
     diagnosis.layout = ", ".join(["<domain>/<class>/<image>", *others])
@@ -291,7 +291,7 @@ def _compare(
 def _notice(
     dataset: DomainDataset, records: Listing, looks: Sequence[_Look], diagnosis: Diagnosis
 ) -> None:
-    """Report what is unusual about files, whether or not published ones are known."""
+    """Report unusual properties of files, whether or not the published ones are known."""
     deep = [records.paths[i] for i, look in enumerate(looks) if look.facts.sixteen_bits]
     if deep:
         text = f"{_images(deep)} of 16 bits a value, of which the upper eight are read: {{}}"
@@ -315,7 +315,7 @@ def _notice(
 def _duplicates(
     dataset: DomainDataset, records: Listing, looks: Sequence[_Look], diagnosis: Diagnosis
 ) -> None:
-    """Report the same image under several names, worst first: as several classes or domains."""
+    """Report images under several names, worst first: in several classes or domains."""
     same: dict[bytes, list[int]] = {}
     for index, look in enumerate(looks):
         if look.fault is None:

@@ -1,8 +1,8 @@
-"""Signatures of images: 64 bits of how each one looks, and its mean colour, whatever its file.
+"""Signatures of images: a perceptual hash of 64 bits and the mean colour, whatever the file.
 
-The bits are a perceptual hash: which of the lowest frequencies of the brightness are above their
-median. Saving an image anew, as JPEG or at another size, flips few of them; between two different
-pictures about half differ.
+The bits say which of the lowest frequencies of the brightness are above their median. Saving an
+image again, as JPEG or at another size, flips few of them; between two different pictures, about
+half differ.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from feddg_bench.common.files import plain_file, write_whole
 SIDE = 64
 """Side in pixels at which images are compared."""
 MOST_BITS = 8
-"""Most bits that may differ between a picture and the same saved anew; of 600 images of PACS saved
-as JPEG of quality 30 to 90, as WebP, or at 128 to 256 pixels none had more than 6."""
+"""Maximum number of bits that may differ after saving a picture again; of 600 images of PACS saved
+as JPEG of quality 30 to 90, as WebP, or at 128 to 256 pixels, none had more than 6."""
 MOST_COLOUR = 10
-"""Most by which the mean of red, green or blue may differ, out of 255; up to 3.9 was seen."""
+"""Maximum difference of the mean of red, green or blue, out of 255; up to 3.9 was observed."""
 _MARGIN = 2
-"""Bits by which another published picture must be nearer than the one of the same name."""
+"""Bits by which another published picture must be closer than the one of the same name."""
 STEP = 4
 """Step in which mean colours are stored."""
 MOST_BYTES = 2**28
-"""Most bytes of an unpacked file of signatures."""
+"""Maximum size of an unpacked file of signatures in bytes."""
 
 # Cosines of the nine lowest frequencies, [9, SIDE], and which of their 9 x 9 products are used: the
 # first 8 x 8 without the mean, and one more.
@@ -42,7 +42,7 @@ _CHOSEN = np.array([9 * (i // 8) + i % 8 for i in range(1, 64)] + [8 * 9])
 class Signatures:
     """The signatures of n images."""
 
-    names: tuple[str, ...]  # `domain/class/file` without the file's ending
+    names: tuple[str, ...]  # `domain/class/file` without the file's suffix
     hashes: NDArray[np.uint8]  # uint8 [n, 8], 64 bits each
     colours: NDArray[np.uint8]  # uint8 [n, 3], in steps of `STEP`
     side: int  # pixels of the shorter side of the smallest image, as stored
@@ -64,7 +64,7 @@ def save_signatures(path: Path, signatures: Signatures, dataset: str) -> None:
     """
     about = {"dataset": dataset, "images": len(signatures.names), "side": signatures.side}
     colours = signatures.colours.copy()
-    colours[:, [0, 2]] -= colours[:, [1]]  # 0 for grey images, which takes no room
+    colours[:, [0, 2]] -= colours[:, [1]]  # 0 for grey images, which takes no space
     parts = (
         json.dumps({**about, "names": signatures.names}).encode(),
         b"\n",
@@ -75,7 +75,7 @@ def save_signatures(path: Path, signatures: Signatures, dataset: str) -> None:
 
 
 def load_signatures(path: Path, dataset: str) -> Signatures:
-    """Read what `save_signatures` wrote.
+    """Read signatures written by `save_signatures`.
 
     Raises:
         DataError: If it is not such a file, or belongs to another data set.
@@ -108,7 +108,7 @@ def load_signatures(path: Path, dataset: str) -> Signatures:
 
 @dataclass
 class _Comparison:
-    """What differs between the images of a copy and the published ones."""
+    """Differences between the images of a copy and the published ones."""
 
     # Image -> the published picture of another domain or class that it shows.
     moved: dict[int, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def compare_signatures(copy: Signatures, published: Signatures) -> _Comparison:
 def _distances(
     copy: Signatures, index: int, published: Signatures, rows: slice
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bits that differ and the largest colour difference, for each published image."""
+    """Return the number of different bits and the largest colour difference to published images."""
     bits = np.unpackbits(published.hashes[rows] ^ copy.hashes[index], axis=1).sum(axis=1)
     colours = published.colours[rows].astype(np.int64) - copy.colours[index]
     return bits.astype(np.int64), np.abs(colours).max(axis=1) * STEP
