@@ -53,7 +53,7 @@ class AttackCommand(Attacking, Experiment):
             "--kind", "--kinds", help=f"Comma-separated, or all: {', '.join(names('attack'))}."
         ),
     ] = "membership"
-    attacker: Annotated[str, typer.Option(help="Whose eyes: server, client or eavesdropper.")] = (
+    attacker: Annotated[str, typer.Option(help="The attacker: server, client or eavesdropper.")] = (
         ATTACKERS[0]
     )
     sizes: Annotated[
@@ -61,7 +61,7 @@ class AttackCommand(Attacking, Experiment):
     ] = None
     items: Annotated[
         str | None,
-        typer.Option(help="Such as style: attack these alone of what crosses."),
+        typer.Option(help="Messages to attack, such as style; by default all."),
     ] = None
     lpips: Annotated[
         Path | None,

@@ -281,7 +281,7 @@ def _bytes(alike: Sequence[Measurement]) -> str:
     """Return a message's bytes as text, in the recipe's setup if it was attacked there."""
     own = [f for f in alike if not f.frame]
     size = f"{max(f.bytes for f in own or alike):,}" if alike else "-"
-    return size if own or not alike else f"{size} (another frame)"
+    return size if own or not alike else f"{size} (another setup)"
 
 
 def _other_frames(measured: Iterable[Measurement]) -> list[str]:

@@ -85,8 +85,8 @@ DESIGNS: Mapping[str, Design] = {
         "4",
         tuple(_attacks()),
         (
-            "Attack I is by the server. Attack II is by another client; what a client is sent here "
-            "is the server's style alone, which is nobody's.",
+            "Attack I is by the server. Attack II is by another client; here a client "
+            "receives only the server's style, which belongs to no client.",
             SCORES,
         ),
     ),

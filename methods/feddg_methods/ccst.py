@@ -82,10 +82,10 @@ class CCSTSettings(PerturbationSettings, StyleSettings):
     """Styles that clients send: one of all their images, one of each image, or both kinds, from
     which each draw picks one at random."""
     selection: Literal["client", "image", "pass"] = "client"
-    """Draw of styles. ``client``: the server draws ``styles`` other clients for each client, for
-    the whole run. ``image``: each image gets the styles of ``styles`` clients out of all; the style
-    of its own client leaves it unchanged. ``pass``: each batch is restyled 0 to ``styles`` times,
-    each image to any style of another client."""
+    """Draw of styles. ``client``: the server draws ``styles`` other clients for each client,
+    whenever clients send styles (``refresh``). ``image``: each image gets the styles of ``styles``
+    clients out of all; the style of its own client leaves it unchanged. ``pass``: each batch is
+    restyled 0 to ``styles`` times, each image to any style of another client."""
     styles: int = Field(1, ge=0)
     """K, the number of styles; clipped if there are fewer. 0 is FedAvg."""
     strength: float = Field(0.5, ge=0, le=1)

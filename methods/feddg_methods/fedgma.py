@@ -101,7 +101,7 @@ def agreement_mask(
     compare: Literal["ge", "gt"] = "ge",
     variant: Literal["paper", "reference"] = "paper",
 ) -> Tensor:
-    """Return the factor m of every coordinate: 1 where A >= tau, and A elsewhere.
+    """Return the factor m of every coordinate: 1 where A >= tau, and A elsewhere (``paper``).
 
     Args:
         agreement: A in [0, 1], any shape; or the absolute sum of votes, integers in [0, total],

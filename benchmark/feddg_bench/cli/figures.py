@@ -57,8 +57,8 @@ OF_RECORDS = {
 figures_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Draw figures as PNG. With the numbers beside it where there are some: from records "
-    f"({', '.join(OF_RECORDS)}), of a partition, or of models that are trained for it (styles, "
+    help="Draw figures as PNG. Numbers, if any, are in a CSV file next to the figure. Figures show "
+    f"records ({', '.join(OF_RECORDS)}), a partition, or models trained for the figure (styles, "
     "tsne, gradcam, landscape).",
 )
 

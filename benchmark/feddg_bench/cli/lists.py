@@ -234,7 +234,7 @@ def write_plugin(name: str, directory: Path, kind: str = "server") -> list[Path]
 
 
 datasets_app = catalogue(
-    "List the data sets with their domains. `show` prints all that is known of one.",
+    "List the data sets with their domains. `show` describes one in full.",
     ("data set", "classes", "title, domains and licence"),
     lambda: list(each_usable("data set", lambda name: _facts(name, load_dataset(name)))),
     lambda row: (

@@ -50,7 +50,7 @@ def write_together(files: Mapping[Path, bytes], *, sync: bool = True) -> None:
     """Write files as `write_whole` does; all are complete before the first is renamed.
 
     Raises:
-        DataError: If one cannot be written; previous files stay unchanged.
+        DataError: If one cannot be written; until all are, previous files stay unchanged.
     """
     try:
         try:

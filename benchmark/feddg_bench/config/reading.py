@@ -191,7 +191,7 @@ def _check_keys(node: yaml.Node, seen: set[yaml.Node]) -> None:
     keys: set[tuple[str, str]] = set()
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode):
-            if key.tag == _MERGE:  # merges of merges have no end
+            if key.tag == _MERGE:  # nested merges can expand without bound
                 line = key.start_mark.line + 1
                 raise _RefusedError(f"it merges by << in line {line}: write out the lines meant")
             if (key.tag, key.value) in keys:

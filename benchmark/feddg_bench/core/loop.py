@@ -144,7 +144,7 @@ def _server_half(method: Method, server: Server) -> Iterator[None]:
 
 @contextmanager
 def _phases(server: Server) -> Iterator[None]:
-    """Open a new ledger; time not spent on training or communication counts as aggregation."""
+    """Open a new ledger; time that no other phase accounts for counts as aggregation."""
     server.ledger = Ledger()
     start = time.perf_counter()
     yield

@@ -258,8 +258,8 @@ class Server:
 
         Tasks are fixed at the call, but run only as replies are taken: with `streaming_mean`,
         `fold` or ``map``, only one reply is alive at a time. A reply is dropped and logged if it
-        holds NaN or infinity, or its weights differ from the model in name, shape or type
-        (``federation.on_fault``).
+        holds NaN, infinity or huge numbers, or does not have its declared form, which for weights
+        is that of the model (``federation.on_fault``).
 
         Args:
             call: Bound method of the plugin, such as ``self.fit``. Only its name is sent.

@@ -595,7 +595,7 @@ def _frames(
     for departs in dict.fromkeys(filter(None, outside)):
         labels = [row.label for row, found in zip(rows, outside, strict=True) if found == departs]
         yield (
-            f"not in the frame of the paper's table, so that no difference is printed: "
+            f"not in the setup of the paper's table, hence without a difference: "
             f"{', '.join(labels)} ({', '.join(departs)})"
         )
     if description.paper is not None:
@@ -605,7 +605,7 @@ def _frames(
                 yield f"not published, hence our choice: {', '.join(chosen)}"
     if elsewhere:
         said = "; ".join(f"{source} ({found})" for source, found in elsewhere.items())
-        yield f"published in another frame, hence not beside these: {said}"
+        yield f"published for another setup, hence not compared: {said}"
 
 
 def _runs(row: Row) -> dict[str, tuple[str, ...]]:

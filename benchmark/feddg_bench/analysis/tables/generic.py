@@ -158,11 +158,11 @@ def by_values(
             ``partition.heterogeneity`` or ``lambda``.
         runs: Runs from which the values are taken.
         dataset: Data set; needed if there are several, unless each is a column.
-        protocol: Protocol, likewise.
+        protocol: Protocol; by default all, each with a group of columns.
         recipe: Recipe of the runs, if it matters.
 
     Raises:
-        SettingsError: If a name is unknown, no run fits, or several data sets or protocols do.
+        SettingsError: If a name is unknown, no run fits, or runs of several data sets do.
     """
     columns = setting_key(columns)
     try:
