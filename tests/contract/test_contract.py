@@ -1,4 +1,4 @@
-"""What every method keeps to, whatever it does: checked for all that are registered."""
+"""The contract of methods, checked for every registered one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers import bitwise, no_file, numbers, refused
 NARROW = {
     "fedadg": {"hyper": {"hidden": 32, "projection": 16}},
     "irm": {"hyper": {"penalty": 1.0}},  # three rounds are too few for the default
-    "mmd": {"hyper": {"weight": 0.1}},  # too
+    "mmd": {"hyper": {"weight": 0.1}},  # likewise
 }
 CASES = [(name, NARROW.get(name, no_file(name))) for name in names("method")]
 VARIANTS = [
@@ -38,7 +38,7 @@ VARIANTS = [
     ("ppdg", {"hyper": {"granularity": "tensor"}}),
 ]
 BY_DAY = ("fedavg", "erm", "scaffold", "pardon")
-"""One without work of its own, a pooled one, one that remembers, one that sends before round 1."""
+"""FedAvg, a pooled method, one with client memory and one that sends before round 1."""
 every_method = pytest.mark.parametrize(
     ("name", "layer"),
     [
@@ -60,7 +60,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @pytest.fixture(scope="module")
 def pool():
-    """Two processes for all tests of this module: to start them takes long."""
+    """Two processes for all tests of this module, because starting them is slow."""
     executor = ProcessExecutor(2)
     yield executor
     executor.close()
@@ -68,7 +68,7 @@ def pool():
 
 @every_method
 def test_contract(name, layer):
-    """In one test, since most checks look at the same rounds."""
+    """All checks in one test, because most of them use the same rounds."""
     subject = Subject(name, layer)
     for check in CONTRACT:
         check(subject)
@@ -78,7 +78,7 @@ def test_contract(name, layer):
 
 
 class Counting(SerialExecutor):
-    """Counts the models from clients that are alive when the next client begins to train."""
+    """Counts clients' models still in memory when the next client starts to train."""
 
     def start(self, spec, method):
         super().start(spec, method)
@@ -104,7 +104,7 @@ def test_no_model_of_a_client_is_held_while_the_next_one_trains(start_run, name)
     assert run.executor.most == 0
 
 
-# ------------------------------------------------------------------- what a client remembers
+# ----------------------------------------------------------------------------- client memory
 
 KEPT = {"federation": {"per_round": None}, "train": {"optimizer_state": "persist"}}
 RESET = {"federation": {"per_round": None}, "train": {"optimizer_state": "reset"}}
@@ -117,7 +117,7 @@ RESET = {"federation": {"per_round": None}, "train": {"optimizer_state": "reset"
     ids=str,
 )
 def test_a_kept_optimizer_goes_from_process_to_process(start_run, pool, train):
-    """With memory formats that bytes do not carry: channels last, the default."""
+    """With channels last, the default: a memory format that encoding does not preserve."""
     layers = ({"train": {**train, "channels_last": True}}, KEPT)
     here, there = (start_run("fedavg", *layers, executor=e) for e in (None, pool))
     here.rounds(3)
@@ -173,7 +173,7 @@ def test_frozen_batch_statistics(start_run, toy_federation, recorder):
 
 
 def test_local_batch_normalisation(start_run, toy_federation, recorder):
-    """Affine parameters and statistics are each client's own, and go on where they were."""
+    """Each client keeps its own affine parameters and statistics, and resumes from them."""
     run = resnet(start_run, toy_federation, recorder, "local")
     run.rounds(2)
     assert not any("bn" in n or "downsample.1" in n for n in run.server.weights)
@@ -239,7 +239,7 @@ def test_layers_draw_from_the_stream_of_their_task(start_run, recorder):
         bitwise(first.value.weights, second.value.weights)
 
 
-# --------------------------------------------------------------------------- when things fail
+# ----------------------------------------------------------------------------------- failures
 
 
 class Failing(FedAvg):

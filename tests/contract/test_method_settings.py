@@ -1,4 +1,4 @@
-"""Readings of every method: defaults of its settings, each of which can be overruled."""
+"""Variants and presets of every method: defaults of settings, each of which can be overridden."""
 
 from __future__ import annotations
 

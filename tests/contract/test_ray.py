@@ -1,4 +1,4 @@
-"""Actors on Ray clusters: the bits of this process, whatever machines come and go."""
+"""Ray actors give the same bits as this process, even if a machine fails."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.nightly
 SMALL = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 ALL = {"federation": {"per_round": None}}
 FOLDER = "FEDDG_TEST_RAY"
-"""Names a folder through which a client and the test speak."""
+"""Environment variable: folder through which a client and the test communicate."""
 
 
 class Lingering(FedAvg):
-    """Waits for ever at one client of the second round, on the machine that is to be lost."""
+    """Blocks at one client of round 2, on the machine that the test removes."""
 
     def fit(self, client):
         folder, node = Path(os.environ[FOLDER]), ray.get_runtime_context().get_node_id()
@@ -49,7 +49,7 @@ class Lingering(FedAvg):
 
 @contextmanager
 def cluster(nodes):
-    """Machines of one CPU each, all of them here."""
+    """Yield a Ray cluster of machines with one CPU each, all simulated on this host."""
     from ray.cluster_utils import Cluster
 
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
@@ -79,24 +79,24 @@ def _environment():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", "0" * 64)  # none in the user's home
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")  # Ray's 15 would starve it beside other tests
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the methods above
+        patch.setenv("RAY_worker_niceness", "0")  # Ray's 15 would starve it next to other tests
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # for the methods above
         yield
 
 
 def stored(path, brighter=0):
-    """Write the toy federation's images into a store, and return it with the one of that name."""
+    """Write the toy federation's images to a store; return the federation with the store's name."""
     federation = toy_federation()
     images = federation.images + np.uint8(brighter)
     layout = Layout(len(images), images.shape[1:], "uint8")
     blocks = [layout.rows(block) for block in range(layout.blocks)]
     sums = np.array([checksum(images[rows.start : rows.stop]) for rows in blocks], np.uint64)
     path.write_bytes(images.tobytes() + sums.tobytes())
-    return replace(federation, images=Path(path.name))  # wherever a process is
+    return replace(federation, images=Path(path.name))  # relative to a process's folder
 
 
 def test_a_cluster_of_two_machines(feddg, tmp_path, monkeypatch, caplog):
-    """In one test, hence on one cluster, whose processes take long to begin."""
+    """All checks in one test, on one cluster, because its processes start slowly."""
     for name in ("actors", "other"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv(FOLDER, str(tmp_path))
@@ -134,11 +134,11 @@ def methods_give_the_bits_of_this_process(there):
     with pytest.raises(FeddgError, match="client_1 in round 1"):
         start_toy_run(Sleeping, {"federation": {"per_round": None}}, executor=there).rounds(1)
     there._timeout = None
-    assert same_on(there, "scaffold")  # with the actor in place of the one that slept
+    assert same_on(there, "scaffold")  # with the actor that replaced the sleeping one
 
 
 def other_images_or_none_are_refused(there, tmp_path, monkeypatch):
-    """The actors see those of their folder, this process those where it goes."""
+    """The actors read the store in their folder, this process the one in its current folder."""
     federation = stored(tmp_path / "actors" / "store")
     stored(tmp_path / "other" / "store", brighter=1)
     away = start_toy_run(FedAvg, federation=federation, executor=there)
@@ -163,7 +163,7 @@ def a_machine_is_lost_in_the_middle_of_a_round(there, machines, tmp_path, caplog
 
     thread = threading.Thread(target=lose)
     thread.start()
-    caplog.clear()  # the late client's task was repeated too
+    caplog.clear()  # the sleeping client's task was repeated too
     away = start_toy_run(Lingering, ALL, executor=there)
     found = numbers(away.rounds(3))
     thread.join()
@@ -231,7 +231,7 @@ for given in sys.argv[1:]:
 
 
 def test_the_command_starts_and_stops_a_cluster_of_its_own(tmp_path, cache):
-    """Portably, too: the machines' processes must begin so."""
+    """With ``--portable``: the machines' processes must start with it, too."""
     common = " ".join([*RUN, *TINY, "--portable --workers 1 --cache-dir", str(cache), "--results "])
     commands = [f"{common}{tmp_path}/away --engine ray", f"{common}{tmp_path}/here"]
     command = [sys.executable, "-c", BOTH, *commands]

@@ -1,4 +1,4 @@
-"""Every method trains, is measured, saved and loaded without a federation."""
+"""Every method can be trained, tested, saved and loaded without a federation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_trains_and_comes_back_without_a_federation(name, tmp_path):
         "val_loss": measured["test_loss"],
         "val_accuracy": measured["test_accuracy"],
     }
-    assert round(20 * measured["test_accuracy"], 4) in range(21)  # of all images, not of batches
+    assert round(20 * measured["test_accuracy"], 4) in range(21)  # over images, not over batches
 
     path = tmp_path / "model.ckpt"
     training.save_checkpoint(path)
@@ -78,7 +78,7 @@ def test_settings_reach_the_part_they_belong_to():
     method = build_method("fedprox", num_classes=7, backbone="lenet", mu=0.5, lr=0.3, projection=9)
     assert (method.settings.mu, method.train_settings.lr) == (0.5, 0.3)
     assert method.classifier.weight.shape == (7, 9)
-    assert build_method("fedbn", num_classes=2).hparams["bn"] == "local"  # what it needs
+    assert build_method("fedbn", num_classes=2).hparams["bn"] == "local"  # as it requires
 
 
 def test_the_seed_decides_the_initial_weights():

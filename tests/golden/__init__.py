@@ -1,1 +1,1 @@
-"""Numbers of the shipped tables and claims, by the runs that they come from."""
+"""Numbers of the shipped tables and claims, keyed by the runs that they come from."""

@@ -1,9 +1,9 @@
 """Compare the numbers of all shipped tables and claims with those of an earlier commit.
 
-A number is known by its origin, not by its place: the runs, split, metric, selection rule, kind of
-column and reference method. Tables may thus be laid out anew while their numbers stay.
-``python -m tests.golden`` compares, and exits with 1 if a number changed; ``--write`` keeps today's
-numbers in ``numbers.csv.xz``.
+A number is identified by its origin, not by its place: the runs, split, metric, selection rule,
+kind of column and reference method. The layout of tables can thus change while numbers stay.
+``python -m tests.golden`` compares, and exits with 1 if a number changed; ``--write`` stores the
+current numbers in ``numbers.csv.xz``.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from feddg_bench.analysis.tables.make import TableOptions, make_tables
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("numbers.csv.xz")
 FOLDERS = {"results": ("all", "generic"), "results/projection": ("generic",)}
-"""Folder of records -> the tables that are made from it."""
+"""Folder of records -> tables made from it."""
 ORIGIN = ("runs", "split", "metric", "select", "kind", "over", "against")
 NUMBERS = ("value", "std", "low", "high")
 AMONG_ROWS = ("rank", "p_value")
-"""Kinds of columns whose numbers depend on which other rows there are."""
+"""Kinds of columns whose numbers depend on the other rows of the table."""
 
 Origin = tuple[str, ...]
 Numbers = tuple[str, ...]
 Known = dict[Origin, dict[Numbers, str]]
-"""Origin -> numbers -> where one of these cells is. Bootstraps may differ between tables."""
+"""Origin -> numbers -> place of one such cell. Bootstraps can differ between tables."""
 
 
 def cells(grid: Grid) -> Iterator[tuple[Origin, Numbers, str]]:
-    """Yield the origin, the numbers and the place of each of our cells that is not empty."""
+    """Yield origin, numbers and place of each non-empty cell in the rows of our own runs."""
     ours = [line for line in grid.lines if line.kind == "ours"]
     for position, column in enumerate(grid.columns):
         filled = [(x, e) for x in ours if (e := x.entries[position]) is not None and e.keys]
@@ -65,19 +65,19 @@ def cells(grid: Grid) -> Iterator[tuple[Origin, Numbers, str]]:
 
 
 def told(entry: Entry) -> Numbers:
-    """Return a cell's numbers; its text if it has none, such as wins."""
+    """Return a cell's numbers, or its text if it has none, as for wins."""
     if entry.value is None:
         return (entry.text, "", "", "")
     return tuple("" if n is None else f"{n:.10g}" for n in (getattr(entry, k) for k in NUMBERS))
 
 
 def digest(parts: Iterable[str]) -> str:
-    """Return 16 hexadecimal digits that stand for a set of keys."""
+    """Return the digest of a set of keys: 16 hexadecimal digits."""
     return hashlib.sha256(" ".join(sorted(parts)).encode()).hexdigest()[:16]
 
 
 def today() -> Known:
-    """Return the numbers of all tables and claims as they are made now."""
+    """Return the numbers of all tables and claims under the current code."""
     found: Known = {}
     for folder, names in FOLDERS.items():
         made = make_tables(names, [ROOT / folder], TableOptions(variants=True))
@@ -98,7 +98,7 @@ def today() -> Known:
 
 
 def read() -> tuple[str, Known]:
-    """Return the commit of the kept numbers, and them."""
+    """Return the commit of the stored numbers, and the numbers."""
     commit, _, text = lzma.decompress(FILE.read_bytes()).decode().partition("\n")
     found: Known = {}
     for row in csv.DictReader(io.StringIO(text)):
@@ -108,7 +108,7 @@ def read() -> tuple[str, Known]:
 
 
 def write(known: Known) -> None:
-    """Keep numbers as those of the commit that is checked out."""
+    """Store numbers as those of the commit that is checked out."""
     asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     out = io.StringIO()
     out.write(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)

@@ -1,7 +1,7 @@
-"""Compare the run keys of all shipped records and the public names with those of today's code.
+"""Compare the run keys of all shipped records and the public names with the current code.
 
-``python -m tests.golden.keys`` plans each record again from its settings, and exits with 1 if a
-key differs or a public name is gone. ``--write`` keeps today's public names in ``names.txt``.
+``python -m tests.golden.keys`` recomputes each record's key from its settings, and exits with 1 if
+a key differs or a public name is gone. ``--write`` stores the current names in ``names.txt``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def records() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def key_of(record: dict[str, Any]) -> str:
-    """Return the key that today's code gives a record's settings; files count by their digest."""
+    """Return the run key of a record's settings under the current code; files count by digest."""
     values = {
         name: dict(value) if isinstance(value, dict) else value
         for name, value in record["settings"].items()
@@ -68,7 +68,7 @@ def public_names() -> list[str]:
 
 
 def gone() -> list[str]:
-    """Return the public names that were there once and are no longer."""
+    """Return the stored public names that no longer exist."""
     return sorted(set(NAMES.read_text().split()) - set(public_names()))
 
 

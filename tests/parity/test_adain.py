@@ -1,4 +1,4 @@
-"""Styles, transfer and perturbation on worked numbers, and their invariants."""
+"""Styles, transfer and perturbation on worked examples, and their invariants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from feddg_methods.shared.perturbation import perturb_style
 
 
 def random_maps(seed: int, *shape: int) -> Tensor:
-    """Maps with another mean and scale in every channel."""
+    """Return maps with a different mean and scale in every channel."""
     random = torch.Generator().manual_seed(seed)
     maps = torch.randn(*shape, generator=random)
     scale, shift = torch.randn(2, 1, shape[1], 1, 1, generator=random)
@@ -84,7 +84,7 @@ def test_full_strength_gives_the_style_and_none_gives_the_content(shape, seed: i
 
     restyled = adain(maps, mean, std, 1.0).flatten(2)
     variance = maps.flatten(2).var(2)
-    shrunk = (variance / (variance + 1e-5)).sqrt()  # what the 1e-5 takes
+    shrunk = (variance / (variance + 1e-5)).sqrt()  # shrunk by the 1e-5
     assert_close(restyled.mean(2), mean.double().expand(len(maps), -1), atol=1e-6, rtol=1e-6)
     assert_close(restyled.std(2), std.double() * shrunk, atol=1e-6, rtol=1e-6)
 
@@ -120,7 +120,7 @@ def test_adain_computes_in_float32_under_autocast() -> None:
 
 # ------------------------------------------------------------------------- client styles
 
-# One channel, three images of two pixels; the first is a cluster, the others are the second.
+# One channel, three images of two pixels: the first is cluster 0, the others are cluster 1.
 PIXELS = torch.tensor([[0.0, 2], [4, 4], [4, 8]]).view(3, 1, 1, 2)
 CLUSTERS = torch.tensor([0, 1, 1])
 
@@ -142,7 +142,7 @@ def test_pooled_style() -> None:
 
 
 def stacked_style(maps: Tensor, labels: Tensor, sigma: str) -> Tensor:
-    """The client style from stacked maps, cluster by cluster."""
+    """Return the client style from stacked maps, cluster by cluster."""
     clusters = [maps[labels == c].double().transpose(0, 1).flatten(1) for c in labels.unique()]
     means = torch.stack([pixels.mean(1) for pixels in clusters])
     mean = means.mean(0)
@@ -261,14 +261,14 @@ def test_interpolation_style_of_three_clusters() -> None:
 
 
 def test_the_artefact_preset_takes_medians_of_euclidean_clusters() -> None:
-    # By direction all four point the same way; by distance there are two pairs and one triple.
+    # In direction all nearly agree; in distance there are two pairs and one triple.
     means = [[1.0, 1.0], [1.0, 1.2], [50.0, 50.0], [50.0, 51.0], [51.0, 60.0], [90, 90], [90, 92]]
     styles = torch.tensor([[mean, [1.0, 1.0]] for mean in means])
     assert finch(styles.flatten(1), distance="euclidean")[0].tolist() == [0, 0, 1, 1, 1, 2, 2]
-    # Medians inside: (1, 1.1), (50, 51), (90, 91).
+    # Medians of the clusters: (1, 1.1), (50, 51), (90, 91).
     artefact = interpolation_style(styles, preset="artefact")
     assert_close(artefact, torch.tensor([[50.0, 51.0], [1.0, 1.0]]))
-    # Over an even number of clusters, the lower of the two.
+    # For an even number of clusters, the lower median.
     artefact = interpolation_style(styles[:5], preset="artefact")
     assert_close(artefact, torch.tensor([[1.0, 1.1], [1.0, 1.0]]))
 

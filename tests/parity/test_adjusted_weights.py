@@ -1,4 +1,4 @@
-"""FedDG-GA's weights as a function of gaps: NumPy oracles and edges, not its published numbers."""
+"""FedDG-GA's weights as a function of gaps: NumPy oracles and edge cases, no published numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_fedccrl_weights_may_become_negative():
 
 
 def adjusted_oracle(weights, gaps, round, rounds, step, variant):
-    """Each version written out on its own, as its source has it."""
+    """Return the new weights by each variant's formula, as its source has it."""
     a, n = weights.copy(), len(weights)
     s = sorted(gaps)
     g = np.array([gaps[i] for i in s])

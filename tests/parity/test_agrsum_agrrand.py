@@ -1,4 +1,4 @@
-"""AgrSum and AgrRand: the step worked out by hand and by an oracle, the noise, and its guards."""
+"""AgrSum and AgrRand: the step by hand and by an oracle, the noise, and its guards."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestRandomRule(TestRule):
 
     @staticmethod
     def function(deltas, sizes, federation=None, *, randomize_zeros=False, **options):
-        """Cutting the model into tensors changes nothing: one scale and one stream for all."""
+        """Splitting the model into tensors changes nothing: one scale and one stream for all."""
         if randomize_zeros:
             return None
         generator = torch_generator(0, "agrrand", 1)
@@ -96,7 +96,7 @@ def test_published_draws(monkeypatch):
 
 
 def test_the_noise_of_every_tensor_has_the_scale_of_the_whole_network():
-    """A million disagreeing coordinates in one tensor; the agreeing one in another."""
+    """A million disagreeing coordinates in one tensor, one agreeing coordinate in another."""
     width = 10**6
     deltas = np.stack([np.append(0.75, np.full(width, step)) for step in (3.0, -1.0)])
     for options in ({}, {"reduction": "sum", "federation": {"server_lr": 0.5}}):
@@ -117,7 +117,7 @@ def test_the_noise_belongs_to_seed_and_round():
 @pytest.mark.parametrize("name", ["agrsum", "agrrand"])
 @pytest.mark.parametrize("values", REDUCTIONS, ids=str)
 def test_where_all_disagree_the_model_stays(name, values):
-    """The authors' code would take the mean of nothing, which is NaN."""
+    """The authors' code would take the mean of an empty set, which is NaN."""
     assert not step(name, [[2, -4, 6], [-1, 2, -3]], **values).any()
     assert not step(name, [[1, -1, 2], [-1, 1, 0]], **values).any()
 
@@ -155,7 +155,7 @@ NAMES = pytest.mark.parametrize("name", ["agrsum", "agrrand"])
 
 @pytest.fixture
 def many_clients(toy_federation):
-    """The toy federation's images at 11 clients."""
+    """The toy federation's images, split among 11 clients."""
     index = np.concatenate(list(toy_federation.clients.values()))
     parts = {f"client_{i:02}": part for i, part in enumerate(np.array_split(index, 11))}
     return replace(toy_federation, clients=parts, validation={})

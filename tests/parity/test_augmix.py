@@ -1,4 +1,4 @@
-"""AugMix in batches against torchvision's own, and the draws that methods share."""
+"""Batched AugMix against torchvision's, and random draws shared by methods."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_seed_means_the_same_images_whatever_was_drawn_before():
 
 
 def operations(monkeypatch, seed, **options):
-    """Return the operations and the batch sizes that they were given, and the mixing weights."""
+    """Return the operations with their batch sizes, and the mixing weights."""
     ran, weights = [], []
     apply, sample = v2.AugMix._apply_image_or_video_transform, torch._sample_dirichlet
 
@@ -91,7 +91,7 @@ def test_the_number_of_chains_may_be_drawn(monkeypatch):
 
 
 def test_a_mixture_stays_between_the_image_and_its_chains(monkeypatch):
-    """With chains that do nothing but paint white, the result is between the image and white."""
+    """If chains only paint white, the result lies between the image and white."""
 
     def white(_self, image, *_args, **_options):
         return torch.full_like(image, 255)
@@ -122,7 +122,7 @@ def test_a_gpu_draws_the_same(per_image):
         there = augmix(images.cuda(), rng(seed), per_image=per_image)
         assert there.is_cuda
         difference = (here - there.cpu().int()).abs()
-        assert float((difference > 2).float().mean()) < 0.02  # rounding may move an edge
+        assert float((difference > 2).float().mean()) < 0.02  # rounding can move an edge
 
 
 # ------------------------------------------------------------------------------------ draws
@@ -162,7 +162,7 @@ def test_published_upload_counts():
 def test_upload_counts():
     assert [share_count(n, 0.1) for n in (1, 9, 11, 30)] == [1, 1, 2, 3]
     assert [share_count(n, 0.1, "floor") for n in (1, 9, 11, 30)] == [0, 0, 1, 3]
-    assert share_count(100, 0.07) == 7  # not 8: the product is 7 and a rounding error
+    assert share_count(100, 0.07) == 7  # not 8: the product is 7 plus a rounding error
     assert share_count(100, 0.29, "floor") == 29  # not 28
     assert [share_count(n, 1.0) for n in (1, 57)] == [1, 57]
     with refused(SettingsError, "unknown rounding 'up'"):

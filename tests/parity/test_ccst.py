@@ -1,4 +1,4 @@
-"""CCST: styles, the draw of other clients' styles, the loss by hand, and what travels."""
+"""CCST: styles, the draw of other clients' styles, the loss by hand, and messages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_published_styles():
 
 
 def test_noise_does_not_cancel_between_kinds_of_styles():
-    """Many channels: a generator's first numbers do not depend on how many follow them."""
+    """With many channels, a generator's first numbers do not depend on how many follow."""
     maps = torch.randn(2, 512, 2, 1, generator=rng())
 
     def gap(**values):
@@ -95,7 +95,7 @@ def test_noise_does_not_cancel_between_kinds_of_styles():
     ],
 )
 def test_styles_of_stored_images_equal_their_definition(start_run, recorder, bank, ratio, counts):
-    """Biased and pooled over images, unbiased in an image, 1e-5 under both roots; in NumPy."""
+    """In NumPy: biased and pooled over images, unbiased per image; 1e-5 under both roots."""
     values = {"bank": bank, "upload_ratio": ratio, "style_augment": False}
     run = start_run("ccst", pixel(**values), executor=recorder)
     run.rounds(0)
@@ -112,7 +112,7 @@ def test_styles_of_stored_images_equal_their_definition(start_run, recorder, ban
         if bank == "overall":
             every = np.stack([pixels.mean((0, 1, 2)), np.sqrt(pixels.var((0, 1, 2)) + 1e-5)])
             np.testing.assert_allclose(sent["overall"][0], every, rtol=1e-6)
-        if count == 1:  # of the same one image, with the biased variance
+        if count == 1:  # of the same single image, with the biased variance
             biased = (sent["single"][0, 1] ** 2 - 1e-5) * 255 / 256 + 1e-5
             np.testing.assert_allclose(sent["overall"][0, 0], sent["single"][0, 0], rtol=1e-5)
             np.testing.assert_allclose(sent["overall"][0, 1], np.sqrt(biased), rtol=1e-5)
@@ -126,7 +126,7 @@ def test_styles_may_be_those_of_augmented_images(start_run, recorder):
 
 
 def test_one_style_for_every_image():
-    """AdaIN with styles [B, C] is AdaIN image by image."""
+    """AdaIN with styles [B, C] equals AdaIN image by image."""
     content = torch.randn(3, 5, 4, 4, generator=rng())
     styles = torch.rand(3, 2, 5, generator=rng(1))
     together = adain(content, styles[:, 0], styles[:, 1], 0.7)
@@ -139,11 +139,11 @@ def test_one_style_for_every_image():
         bitwise(whole[i : i + 1], PixelBackend().transfer(images[i : i + 1], styles[i], 1.0))
 
 
-# ------------------------------------------------------------------------------- the draw
+# ------------------------------------------------------------------------- drawing styles
 
 
 def a_bank(*names, kinds=("overall",), rows=1):
-    """Return a bank whose styles say whose they are, which kind and which row."""
+    """Return a bank whose style values encode client, kind and row."""
     return {
         name: {
             kind: torch.full((rows, 2, 3), 100.0 * i + 10 * k) + torch.arange(rows)[:, None, None]
@@ -205,14 +205,14 @@ def test_the_bank_without_a_client_and_as_pools():
 
 
 def logits(cross_entropy):
-    """Return an image of class 0 whose logits have this cross-entropy."""
+    """Return an image whose logits have this cross-entropy for class 0."""
     image = torch.zeros(1, 3, 4, 4)
     image[0, 0, 0, 0] = -math.log(math.exp(cross_entropy) - 1)
     return image
 
 
 def loss(originals, copies, **values):
-    """Return the loss of images with these cross-entropies, and of copies of all of them."""
+    """Return the loss of images and of restyled copies with these cross-entropies."""
     method = build(**values)
     made = [torch.cat([logits(c) for c in copy]) for copy in copies]
     method.restyled = lambda _images: made
@@ -237,7 +237,7 @@ def test_published_loss():
     ids=str,
 )
 def test_losses_of_several_copies(values, copies, expected):
-    """The mean over all restyled images, or the sum over passes; a list is plain."""
+    """The mean over all restyled images, or the sum over passes; ``official`` adds nothing."""
     assert loss([0.5, 0.3], copies, **values) == pytest.approx(expected, abs=1e-6)
 
 
@@ -296,11 +296,11 @@ def test_the_vgg_back_ends_need_weights(start_run):
         start_run("ccst")
 
 
-# ----------------------------------------------------------------------------- what travels
+# --------------------------------------------------------------------------------- messages
 
 
 class Wide(PixelBackend):
-    """Has styles of 512 channels, as AdaIN's VGG-19 has; restyles by mirroring."""
+    """Has styles of 512 channels, as AdaIN's VGG-19; the transfer mirrors the images."""
 
     channels = 512
 
@@ -318,7 +318,7 @@ def model_bytes(run):
 
 @pytest.mark.parametrize(("styles", "told"), [(1, 1), (2, 2), (3, 3), (10, 3)])
 def test_styles_of_4096_bytes_once_up_and_k_down(start_run, recorder, styles, told):
-    """Also clients that are never sampled send theirs; K is clipped to the three others."""
+    """Clients that are never sampled also send styles; K is clipped to the three others."""
     run = start_run("ccst", pixel(styles=styles), executor=recorder)
     run.method.style = Wide()
     once, *results = run.rounds(3)
@@ -385,7 +385,7 @@ def test_official_tells_everybody_the_whole_bank_once(start_run, recorder):
 
 
 def test_fedccrl_rebuilds_its_bank_in_each_round(start_run, recorder):
-    """One style of all, and one of each of half the images: 1 + 5, and three times 1 + 6."""
+    """One overall style, and one per image for half of the images: 1 + 5, and three times 1 + 6."""
     run = start_run("ccst", pixel(preset="fedccrl"), executor=recorder)
     run.method.style = Wide()
     once, *results = run.rounds(2)
@@ -407,7 +407,7 @@ def test_fedccrl_rebuilds_its_bank_in_each_round(start_run, recorder):
 
 
 def tinted():
-    """Every client has a tint of its own."""
+    """Return the toy federation with a different tint per client."""
     federation = toy_federation()
     images = federation.images.copy()
     for number, part in enumerate(federation.clients.values()):
@@ -438,7 +438,7 @@ def test_every_preset_runs_with_every_bank(start_run, coloured, preset, bank):
 
 
 def seen(start_run, recorder, federation, *layers, rounds=1):
-    """Return the run and what its training steps saw: client, round, images, labels."""
+    """Return the run and the inputs of its training steps: client, round, images, labels."""
     run = start_run("ccst", *layers, federation=federation, executor=recorder)
     steps = []
     step = run.method.training_step
@@ -454,7 +454,7 @@ def seen(start_run, recorder, federation, *layers, rounds=1):
 
 
 def restyled(pixels, style):
-    """AdaIN at full strength in colour space, in float64: uint8 [n, H, W, 3] to the same."""
+    """AdaIN at full strength in colour space, in float64: uint8 [n, H, W, 3] to the same shape."""
     x = pixels / 255.0
     mean, std = x.mean((1, 2), keepdims=True), x.std((1, 2), ddof=1, keepdims=True)
     std = np.sqrt(std**2 + 1e-5)
@@ -478,7 +478,7 @@ def test_official_keeps_every_image_once_and_in_each_style_of_the_others(
             [stored if other == name else restyled(stored, sent[other]) for other in sent]
         )
         distance = np.abs(torch.stack(copies).numpy()[:, None] - versions[None]).max((3, 4, 5))
-        match = distance.argmin(1)  # (copy, image): whose style
+        match = distance.argmin(1)  # (copy, image): owner of the style
         assert distance.min(1).max() < 0.502
         assert np.array_equal(np.sort(match, axis=0), np.arange(4)[:, None].repeat(len(index), 1))
         own = list(sent).index(name)
@@ -486,7 +486,7 @@ def test_official_keeps_every_image_once_and_in_each_style_of_the_others(
 
 
 def test_official_trains_on_the_list_of_all_copies(start_run, recorder, coloured):
-    """An epoch is K times the client's images, each copy once, in batches of single images."""
+    """An epoch has K times the client's images, each copy once, in batches of single images."""
     run, steps = seen(start_run, recorder, coloured, pixel(preset="official"), PLAIN)
     for name in {step[0] for step in steps}:
         images = torch.cat([i for n, _, i, _ in steps if n == name])
@@ -502,7 +502,7 @@ def test_official_trains_on_the_list_of_all_copies(start_run, recorder, coloured
 
 @pytest.mark.parametrize("styles", [1, 2])
 def test_transferred_beforehand_or_in_the_batch(start_run, recorder, coloured, styles):
-    """Without augmentation they are the same but for rounding to 8 bits."""
+    """Without augmentation both are the same, up to rounding to 8 bits."""
     values = pixel(transfer="cached", styles=styles)
     run, steps = seen(start_run, recorder, coloured, values, PLAIN)
     for name, _, images, _ in steps:
@@ -535,7 +535,7 @@ def test_online_keeps_nothing(start_run, recorder, coloured):
 
 @pytest.mark.parametrize("rows", [2, 40])
 def test_passes_take_any_style_of_the_others(rows):
-    """0 to 3 passes, a coin for the kind, styles without replacement where they suffice."""
+    """0 to 3 passes; a coin decides the kind; no replacement if there are enough styles."""
     method = build(preset="fedccrl")
     method.transfer = lambda _images, styles: styles[:, 0, 0]
     bank = a_bank("a", "b", "c", kinds=("overall", "single"), rows=rows)

@@ -1,4 +1,4 @@
-"""COPA: the hybrid norm, the ensemble and the local loss by hand, slots, and what travels."""
+"""COPA: the hybrid norm, the ensemble and the local loss by hand, slots, and messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def images(count=4, side=32):
 
 
 def normed(x, *, rho, weight, bias, eps, statistics=None):
-    """The hybrid norm of float64 maps [B, C, H, W], from its definition."""
+    """Return the hybrid norm of float64 maps [B, C, H, W], by its definition."""
 
     def standard(mean, var):
         return (x - mean) / np.sqrt(var + eps)
@@ -159,7 +159,7 @@ def test_a_network_computes_at_first_what_it_did_before(name):
 
 
 def test_as_one_scale_and_shift_it_trains_as_before(start_run):
-    """With frozen statistics; weights differ by rounding alone."""
+    """With frozen statistics; weights differ only by rounding."""
     frozen = {"federation": {"bn": "frozen"}, "train": {"optimizer": "sgd", "lr": 0.01}}
     found = []
     for affine in (False, True):
@@ -172,7 +172,7 @@ def test_as_one_scale_and_shift_it_trains_as_before(start_run):
 
 
 def test_as_one_scale_and_shift_it_is_exact_for_a_dark_channel():
-    """Far from 0 with little contrast: float32 against float64."""
+    """Values far from 0 with little contrast: float32 against float64."""
     layer, _ = random_layer(np.random.default_rng(0), 2, affine=True)
     maps = 5 + 1e-3 * torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)).double()
     expected = layer.eval()(maps)
@@ -221,7 +221,7 @@ def test_shares_are_clipped():
     bitwise(net[2].rho.data, torch.ones(2))
 
 
-# ------------------------------------------------------------------ a model of two features
+# ----------------------------------------------------------------- a model of four features
 
 
 class Features(nn.Module):
@@ -234,7 +234,7 @@ class Features(nn.Module):
 
 
 def as_images(features):
-    """Return images that `Features` reads these features off."""
+    """Return images from which `Features` reads these features."""
     pixels = torch.zeros(len(features), 3, 4, 4, dtype=features.dtype)
     pixels[:, 0, 0, :4] = features
     return pixels
@@ -264,7 +264,7 @@ def test_the_prediction_of_an_ensemble(ensemble, expected):
     method.ensemble.bias.copy_(torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 1.0]]))
     logits = method(as_images(torch.rand(5, 4)))
     assert_close(logits.softmax(1), torch.tensor(expected).expand(5, 3), rtol=0, atol=1e-7)
-    if ensemble == "probabilities":  # so that the loss is the ensemble's own
+    if ensemble == "probabilities":  # so that cross-entropy is the ensemble's
         assert_close(logits.exp().sum(1), torch.ones(5))
 
 
@@ -292,7 +292,7 @@ def test_the_prediction_is_its_formula(ensemble, slots):
 
 
 def test_classifiers_that_are_sure_of_different_classes():
-    """Far beyond what exp can hold, the loss is log 2 where one of two is right, not infinite."""
+    """With logits too large for exp, the loss is log 2, not infinite, if one of two is right."""
     method = build().eval()
     method.ensemble.weight.zero_()
     method.ensemble.bias.copy_(torch.tensor([[500.0, 0, 0], [0, 500.0, 0]]))
@@ -308,7 +308,7 @@ def test_classifiers_that_are_sure_of_different_classes():
     ("slots", "slot", "beta"), [(2, 0, 1.0), (3, 1, 1.0), (5, 4, 0.3), (3, 2, 0)]
 )
 def test_the_local_loss_and_its_gradients(slots, slot, beta):
-    """CE of the own classifier, and beta times the mean CE of the others, which are frozen."""
+    """CE of the client's own classifier plus beta times the mean CE of the frozen others."""
     rng = np.random.default_rng(slots)
     method = build(slots, beta=beta).double()
     method.slot = slot
@@ -343,7 +343,7 @@ def test_the_frozen_loss_against_finite_differences():
 
 
 def test_without_weight_the_frozen_classifiers_do_not_matter(start_run):
-    """beta = 0: same training of f and of the own one, even if others are beyond measure."""
+    """With beta = 0, f and the own classifier train the same even if the others are infinite."""
 
     def trained(beta, noise):
         run = start_run("copa", hyper(beta=beta))
@@ -371,7 +371,7 @@ def test_training_leaves_frozen_classifiers_bit_identical(start_run, train):
     bitwise(run.method.ensemble.weight, received)
     bitwise(run.server.weights["ensemble.weight"], received)
     assert not torch.equal(update.extra["classifier"]["weight"], received[2])
-    # it started from its own slot: nearer to it than to any other
+    # it started from its own slot, so it is nearer to that than to any other
     distances = (received - update.extra["classifier"]["weight"]).flatten(1).norm(dim=1)
     assert int(distances.argmin()) == 2
 
@@ -396,7 +396,7 @@ def one_domain(federation):
 
 
 def flat(weights):
-    """Return COPA's weights with the names and shapes of a model of one classifier."""
+    """Return COPA's weights with the names and shapes of a model with one classifier."""
     return {
         n.replace("ensemble", "classifier"): t.squeeze(0) if "ensemble" in n else t
         for n, t in weights.items()
@@ -466,7 +466,7 @@ def test_slots_are_clients_or_domains(slot, clients, expected):
     method = counted(slot, clients, ("art", "photo", "sketch"))
     assert method.ensemble.weight.shape == (expected, 3, 4)
     assert method.ensemble.bias.shape == (expected, 3)
-    for i in range(expected):  # all slots start from the one classifier
+    for i in range(expected):  # all slots start from the same classifier
         bitwise(method.ensemble.weight[i], method.classifier.weight.data)
 
 
@@ -524,7 +524,7 @@ def small(slot="client"):
 
 
 def answer(client, count, value, slot=None, steps=0):
-    """A reply whose extractor is all ``value`` and whose classifier is all 10 times that."""
+    """Return a reply: the extractor is all ``value``, the classifier all 10 times that."""
     weights = {
         **{f"backbone.norm.batch.{n}": torch.full((1,), value) for n in ("weight", "bias")},
         **{f"backbone.norm.batch.running_{n}": torch.full((1,), value) for n in ("mean", "var")},
@@ -572,7 +572,7 @@ def test_clients_of_one_domain_share_a_slot(weighting, extractor, first):
     ("lr", "affine", "rho"), [(0.5, 0.6, 0.6), (3.0, -1.4, 0.0), (1.0, 0.2, 0.2)]
 )
 def test_the_server_step(lr, affine, rho):
-    """From an affine part and a rho of 1 towards 0.2, where rho may not leave [0, 1]."""
+    """The affine part and rho move from 1 towards 0.2; rho stays in [0, 1]."""
     method = small()
     new, before = aggregated(method, [answer("b", 5, 0.2)], server_lr=lr)
     assert_close(new["backbone.norm.batch.weight"], torch.tensor([affine]))
@@ -595,7 +595,7 @@ def test_absent_clients_keep_their_last_classifier(start_run):
         for i, name in enumerate(run.server.clients):
             assert torch.equal(stack[i], last[name]) == (name != cohort), (upto, name)
             last[name] = stack[i].clone()
-    assert 1 < len(seen) < 4  # some came back later, some never came
+    assert 1 < len(seen) < 4  # some returned later, some never took part
 
 
 def test_a_domain_that_nobody_holds_keeps_the_initial_classifier(start_run, toy_federation):
@@ -611,7 +611,7 @@ def test_a_domain_that_nobody_holds_keeps_the_initial_classifier(start_run, toy_
     assert [torch.equal(found[i], first[i]) for i in range(3)] == [False, True, False]
 
 
-# --------------------------------------------------------------------------- what travels
+# ------------------------------------------------------------------------------- messages
 
 
 def size(weights):
@@ -620,7 +620,7 @@ def size(weights):
 
 @pytest.mark.parametrize(("slot", "slots", "number"), [("client", 4, 0), ("domain", 2, 8)])
 def test_all_classifiers_come_down_and_one_goes_up(start_run, recorder, slot, slots, number):
-    """|f| + S |c| down and |f| + |c| up; a domain's slot is named by a number of 8 bytes."""
+    """|f| + S |c| down and |f| + |c| up; a domain's slot is identified by a number of 8 bytes."""
     run = start_run("copa", hyper(slot=slot), executor=recorder)
     extractor, classifier = size(run.server.weights), 4 * (3 * 128 + 3)
     for result in run.rounds(3)[1:]:
@@ -636,7 +636,7 @@ def test_all_classifiers_come_down_and_one_goes_up(start_run, recorder, slot, sl
 
 
 def test_evaluation_knows_no_client(start_run, recorder):
-    """The global weights alone say what is measured, whatever was trained before."""
+    """Evaluation depends only on the global weights, not on earlier training."""
     run = start_run("copa", executor=recorder)
     last = run.rounds(2)[-1].evaluation
     other = start_run("copa")
@@ -671,7 +671,7 @@ def test_the_norm_under_every_policy(start_run, large_federation, recorder, bn, 
 
 
 def test_shares_stay_in_bounds_while_training(start_run, large_federation, recorder):
-    """With steps so large that without clipping they would leave [0, 1] at once."""
+    """Steps are so large that shares would leave [0, 1] at once without clipping."""
     train = {"optimizer": "sgd", "lr": 0.5, "local_epochs": 2}
     run = start_run(
         "copa", RESNET, SMALLER, {"train": train}, federation=large_federation, executor=recorder
@@ -702,7 +702,7 @@ def test_in_half_precision(start_run, large_federation):
     ids=str,
 )
 def test_every_setting_changes_what_comes_out(start_run, large_federation, values):
-    """Losses on held-out images after a round; the norm needs a network that has one."""
+    """Compare held-out losses after one round; ``norm`` needs batch normalisation."""
     large = "norm" in values
     layers = (RESNET, SMALLER) if large else ()
 

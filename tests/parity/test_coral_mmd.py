@@ -1,4 +1,4 @@
-"""DeepCORAL and MMD: both distances in NumPy, the training step, and when they are FedAvg."""
+"""DeepCORAL and MMD: both distances in NumPy, the training step, and when they equal FedAvg."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_mmd_by_hand():
 
 
 class Pixels(nn.Module):
-    """Gives an image's values as its features."""
+    """Returns an image's values as its features."""
 
     num_features = 3
 

@@ -1,4 +1,4 @@
-"""FedADG: losses worked out by hand, one batch against float64 numbers, and what travels."""
+"""FedADG: losses worked out by hand, one batch against float64 numbers, and messages."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_how_weights_start():
     ("name", "projection"), [*((name, 0) for name in sorted(BACKBONES)), ("small_cnn", 16)]
 )
 def test_the_last_relu_is_there_where_features_cannot_be_negative(name, projection):
-    """Against what the backbones make of noise."""
+    """Against the backbones' outputs for noise."""
     torch.manual_seed(0)
     settings = BackboneSettings(name=name, pretrained=False, projection=projection)
     backbone = build_backbone(settings).eval()
@@ -344,12 +344,12 @@ class Oracle:
     ids=str,
 )
 def test_one_batch(start_run, values):
-    """All players' steps in their order, each with the gradient of its own loss alone."""
+    """All players step in order, each with the gradient of its own loss only."""
     before, after, method = one_batch(start_run, **values)
     noise = torch.rand(
         4, method.generator.noise, generator=torch_generator(0, "noise", 1, "client_0")
     )
-    # Fabricated weights and decay, so that steps are large; the variants' own decay is below.
+    # Made-up weights and decay, for large steps; the variants' own decay is tested below.
     expected = Oracle(before, noise.numpy().astype(float), method.settings).play()
     for name, weight in expected.items():
         assert_close(after[name], weight, rtol=1e-6, atol=1e-9)
@@ -427,7 +427,7 @@ def test_a_round_costs_as_many_epochs_as_the_frame_says(start_run, monkeypatch):
     ids=str,
 )
 def test_without_smoothing_the_first_phase_is_fedavg_bit_for_bit(start_run, smoothing, same):
-    """One epoch of E0 is FedAvg with one epoch: after it alignment sets in."""
+    """One epoch of E0 equals one epoch of FedAvg; alignment starts after it."""
     layer = {"train": {"local_epochs": 1}}
     expected = start_run("fedavg", layer).server.weights
     run = start_run("fedadg", layer, small(**smoothing, second_epochs=1, first_epochs=1))
@@ -473,12 +473,12 @@ def test_every_client_has_its_own_discriminator(start_run, recorder):
     initial = {n: t.clone() for n, t in run.method.state.private_weights().items()}
     run.rounds(1)
     states = {c: memory["private state"] for c, memory in recorder.memories.items()}
-    assert set(states) == set(run.server.cohort)  # those never asked have none: it is initial
+    assert set(states) == set(run.server.cohort)  # others have none: theirs is initial
     first, second = states.values()
     for name, start in initial.items():
         assert not torch.equal(first[name], start)
         assert not torch.equal(first[name], second[name])
-    # and it goes on from there
+    # and training continues from it
     client = run.server.cohort[0]
     task = Task(client, "fit", 2, run.server.weights, {}, dict(recorder.memories[client]))
     again = recorder.worker.run(task).memory["private state"]
@@ -577,7 +577,7 @@ def normed(start_run, federation, bn, **values):
 @pytest.mark.parametrize("first_epochs", [0, 1])
 @pytest.mark.parametrize("bn", ["average", "frozen"])
 def test_batch_normalisation_never_trains_on_one_image(start_run, toy_federation, first_epochs, bn):
-    """Client 0 has nine images: eight and one."""
+    """Client 0 has nine images: a batch of eight and one of one."""
     epochs = {"first_epochs": first_epochs, "second_epochs": 1}
     run, sizes = normed(start_run, toy_federation, bn, **epochs)
     reply = run.executor.worker.run(Task("client_0", "fit", 1, run.server.weights, {}))
@@ -607,7 +607,7 @@ def test_a_class_that_nobody_holds(start_run, toy_federation):
 
 
 def test_mixed_precision_sees_every_step(start_run):
-    """F and C meet D as it is after its step, not as autocast rounded it before."""
+    """F and C use D as it is after its step, not the copy that autocast rounded before."""
     layer = {"train": {"precision": "bf16-mixed"}, "federation": {"per_round": 1}}
     run = start_run("fedadg", layer, small(adversary_lr=2.0))
     method, seen = run.method, []
@@ -632,7 +632,7 @@ def test_mixed_precision_sees_every_step(start_run):
 
 
 def test_the_schedule_spans_the_frame(start_run):
-    """Six epochs where the frame has three: its three rates, twice each; the adversaries' stay."""
+    """Six epochs a round, not three as in the setup: each rate twice; adversaries' rates stay."""
     layer = {
         "train": {"local_epochs": 3, "schedule": "cosine", "lr": 0.01},
         "federation": {"rounds": 2, "per_round": 1},

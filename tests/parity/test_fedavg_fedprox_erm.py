@@ -1,4 +1,4 @@
-"""FedAvg, FedProx and ERM: numbers worked out by hand, and the cases in which they are the same."""
+"""FedAvg, FedProx and ERM: numbers worked out by hand, and the cases in which they coincide."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.tester import MethodTester, Twin
 
 
 def aggregate(states, sizes, **federation):
-    """Return what the server half of FedAvg makes of clients' models."""
+    """Return the result of FedAvg's server half for clients' models."""
     server = Server(
         {"w": torch.tensor([1.0, 2.0, -1.0]), "running_mean": torch.tensor([0.5])},
         (),
@@ -130,7 +130,7 @@ def test_the_unsquared_pull_does_not_grow_with_the_distance():
 
 
 def test_minimiser_of_a_quadratic():
-    """(a/2)(v - b)^2 + (mu/2)(v - w)^2 with a=2, b=3, w=1, mu=.5 is least at 6.5 / 2.5."""
+    """(a/2)(v - b)^2 + (mu/2)(v - w)^2 with a=2, b=3, w=1, mu=.5 is minimal at 6.5 / 2.5."""
     v, w = torch.tensor(0.0), torch.tensor(1.0)
     for _ in range(200):
         v = v - 0.1 * (2 * (v - 3) + proximal_gradient(v, w, mu=0.5))
@@ -164,7 +164,7 @@ def test_a_stronger_pull_keeps_models_nearer(start_run):
 
 @pytest.mark.parametrize("norm", ["squared", "l2"])
 def test_the_term_enters_before_momentum_and_stays_out_of_the_logged_loss(start_run, norm):
-    """Against training on the loss with the term in it, as Equation 2 has it."""
+    """Against training on the loss including the term, as in Equation 2."""
     train = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "local_epochs": 3}
     run = start_run(
         "fedprox", {"train": {**train, "channels_last": False}, "hyper": {"mu": 2.0, "norm": norm}}
@@ -223,7 +223,7 @@ class NoBackbone(nn.Module):
     ],
 )
 def test_one_full_step_on_pooled_and_on_spread_images(start_run, clients, weighting, expected):
-    """Domain A holds the level 4, domain B three times 0; v starts at 0, learning rate 1/2."""
+    """Domain A holds level 4 once, B level 0 three times; v starts at 0, learning rate 1/2."""
     images = np.zeros((4, 8, 8, 3), dtype=np.uint8)
     images[0] = 4
     federation = Federation(
@@ -276,7 +276,7 @@ def test_with_a_memory_they_differ_unless_it_is_kept(start_run, pooled, train):
 
 
 def test_erm_is_plain_training(start_run, pooled):
-    """Against a loop over epochs with one optimizer, bit for bit."""
+    """It equals a loop over epochs with one optimizer, bit for bit."""
     found = final(start_run, "erm", pooled, channels_last=False)
 
     run = start_run("erm", ONE, {"train": {"channels_last": False}}, federation=pooled)

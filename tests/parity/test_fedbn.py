@@ -1,4 +1,4 @@
-"""FedBN: what stays and what is averaged, how a new domain is measured, and what travels."""
+"""FedBN: local and averaged parameters, evaluation on a new domain, and messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH = {"hyper": {"evaluation": "batch"}}
 
 @pytest.fixture(scope="module")
 def run():
-    """A run of one round at three of the four clients, of different sizes; nobody changes it."""
+    """A run of one round with three of four clients, of different sizes; no test changes it."""
     started = start_toy_run("fedbn", MOBILENET, executor=TaskRecorder())
     started.rounds(1)
     return started
@@ -58,14 +58,14 @@ def test_with_batch_normalisation_there_is_nothing_to_tell(run, caplog):
     assert caplog.records == []
 
 
-# --------------------------------------------------------------- what stays, what is averaged
+# -------------------------------------------------------------- local and averaged parameters
 
 
 @pytest.mark.parametrize(("network", "layers"), [(RESNET, 20), (MOBILENET, 52)], ids=str)
 def test_all_batch_normalisation_stays_with_its_client(
     start_run, toy_federation, recorder, network, layers
 ):
-    """ResNet's ``downsample.1`` and MobileNet's plain numbers included."""
+    """Including ResNet's ``downsample.1`` and MobileNet's layers, named by plain numbers."""
     run = start_run("fedbn", network, federation=toy_federation, executor=recorder)
     state = run.method.state_dict()
     kept = {n for n in state if n.endswith("running_var")}
@@ -81,7 +81,7 @@ NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def test_the_rest_is_that_of_fedavg_with_local_batch_normalisation(start_run, toy_federation):
-    """Two rounds, so that clients go on with what they kept, bit for bit."""
+    """Bit for bit, over two rounds, so that clients resume from what they kept."""
     layers = (MOBILENET, LOCAL, {"federation": {"server_lr": 0.7}})
     theirs, ours = (
         start_run(name, *layers, federation=toy_federation) for name in ("fedavg", "fedbn")
@@ -89,7 +89,7 @@ def test_the_rest_is_that_of_fedavg_with_local_batch_normalisation(start_run, to
     expected, found = theirs.rounds(2), ours.rounds(2)
     bitwise(ours.server.weights, theirs.server.weights)
     assert encode(ours.executor.memories) == encode(theirs.executor.memories)
-    assert found[-1].evaluation != expected[-1].evaluation  # which measures the initial layers
+    assert found[-1].evaluation != expected[-1].evaluation  # evaluated with initial layers
 
 
 def test_a_client_goes_on_with_its_own_and_a_new_one_with_the_initial(
@@ -102,7 +102,7 @@ def test_a_client_goes_on_with_its_own_and_a_new_one_with_the_initial(
     counter = next(n for n in initial if n.endswith("num_batches_tracked"))
     seen = {}
     for task, reply in zip(recorder.tasks, recorder.replies, strict=True):
-        assert not set(task.weights) & set(initial)  # nothing of it ever comes down
+        assert not set(task.weights) & set(initial)  # these never come down
         if task.client in seen:
             bitwise(task.memory["private state"], seen[task.client])
         else:
@@ -114,7 +114,7 @@ def test_a_client_goes_on_with_its_own_and_a_new_one_with_the_initial(
 
 
 class OneLayer(nn.Module):
-    """A backbone of two channels that are normalised, and nothing else."""
+    """A backbone that only normalises two channels."""
 
     num_features = 2
 
@@ -138,7 +138,7 @@ def serve(weights, **settings):
 
 
 def answers(rng, counts):
-    """Random replies: weights, and norms whose counters are 1, 2, ..."""
+    """Yield random replies: weights, and norms with counters 1, 2, ..."""
     for number, count in enumerate(counts):
         tensors = {
             "classifier.weight": rng.normal(size=(3, 2)),
@@ -213,7 +213,7 @@ def test_it_overrides_the_policy_of_a_recipe(start_run):
 
 
 def measured(run, model):
-    """Return the loss of each evaluated set under a plain function of images."""
+    """Return the loss of a plain function of images on each evaluated set."""
     losses = {}
     for split, domain, index in run.federation.evaluation:
         images = torch.from_numpy(run.federation.images[index]).permute(0, 3, 1, 2).float() / 255
@@ -338,7 +338,7 @@ def test_as_much_goes_up_as_in_fedavg_and_less_comes_down(start_run, run):
 
 
 def test_it_goes_on_where_it_stopped(start_run, run):
-    """Clients' own layers, and those that are measured, are in the checkpoint."""
+    """The checkpoint holds clients' own layers and those used for evaluation."""
     whole = start_run("fedbn", MOBILENET, federation=run.federation)
     expected = whole.rounds(2)[-1]
     resumed = start_run("fedbn", MOBILENET, federation=run.federation)
@@ -348,7 +348,7 @@ def test_it_goes_on_where_it_stopped(start_run, run):
 
 
 def test_a_client_that_diverged_leaves_its_layers_out(start_run, run):
-    """Infinity in a running variance drops the client, and its memory goes back."""
+    """Infinity in a running variance drops the client and restores its memory."""
     other = start_run("fedbn", MOBILENET, federation=run.federation)
     spoiled = run.server.cohort[0]
     fit = other.method.fit

@@ -1,4 +1,4 @@
-"""FedCCRL: the loss worked out by hand, its readings and switches, and what travels."""
+"""FedCCRL: the loss worked out by hand, its variants and switches, and messages."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ OFF = {"ccdt": False, "difp": False, "ra": False, "js": False}
 
 
 def as_images(features):
-    """Return images that `Features` reads these features off."""
+    """Return images from which `Features` reads these features."""
     images = features.new_zeros(len(features), 3, 4, 4)
     images[:, 0, 0, :2] = features
     return images
 
 
 class Scores(nn.Module):
-    """Gives each view its logits, in the order in which they come."""
+    """Gives the views their logits, in the order of the calls."""
 
     def __init__(self, logits):
         super().__init__()
@@ -88,7 +88,7 @@ LABELS = torch.tensor([0, 1, 0])
     ids=str,
 )
 def test_published_representation_alignment(values, expected):
-    """Both views are Z1, hence RA is one term; the rest of the loss is taken off."""
+    """Both views are Z1, so RA is one term; the rest of the loss is subtracted."""
     logits = [torch.zeros(3, 2)] * 3
     on, off = (
         loss([Z, Z1, Z1], LABELS, logits, js=False, ra=ra, lambda1=1.0, **values).item()
@@ -185,7 +185,7 @@ def test_the_loss_equals_its_definition(seed, size, reading):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_of_the_loss(variant):
-    """Into the features and the logits of all three views, against finite differences."""
+    """For the features and logits of all three views, against finite differences."""
     z = torch.randn(3, 4, 2, dtype=torch.float64, generator=rng(1)).requires_grad_()
     logits = torch.randn(3, 4, 3, dtype=torch.float64, generator=rng(2)).requires_grad_()
     labels = torch.tensor([0, 1, 0, 2])
@@ -199,7 +199,7 @@ def test_gradients_of_the_loss(variant):
 
 
 def test_a_batch_of_one_image_has_its_own_view_as_positive():
-    """One other feature to look for among one: the term is 0, and there are gradients."""
+    """The positive is the only candidate: the term is 0, and gradients are finite."""
     views = [torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0]]), torch.tensor([[1.0, 1.0]])]
     logits = [torch.zeros(1, 2, requires_grad=True) for _ in range(3)]
     found = loss(views, torch.tensor([1]), logits)
@@ -256,7 +256,7 @@ def test_variants(variant, expected):
     s = validate(FedCCRLSettings, {"variant": variant})
     found = (s.lambda2, s.count_self, s.clamp, s.upload_rounding, s.classification)
     assert found == expected
-    # what all readings share
+    # shared by all variants
     assert (s.lambda1, s.temperature, s.alpha, s.upload_ratio) == (0.1, 0.1, 0.1, 0.1)
     assert (s.contrast, s.chains, s.per_image, s.upload_subset) == ("mean", 3, False, "each_round")
     assert (s.ccdt, s.difp, s.ra, s.js) == (True,) * 4
@@ -271,7 +271,7 @@ def test_alignment_needs_views(alignment):
     assert validate(FedCCRLSettings, OFF).ra is False
 
 
-# ----------------------------------------------------------------------------- what travels
+# --------------------------------------------------------------------------------- messages
 
 
 def asked(recorder, call, round):
@@ -291,7 +291,7 @@ def asked(recorder, call, round):
     ids=str,
 )
 def test_every_client_sends_24_bytes_an_image_in_each_round(start_run, recorder, values, counts):
-    """Also those that are not sampled; the others' pairs come back to those that train."""
+    """Including clients that are not sampled; those that train receive the others' pairs."""
     run = start_run("fedccrl", hyper(**values), executor=recorder)
     once, *results = run.rounds(2)
     assert once.ledger.bytes == {"up": 0, "down": 0}
@@ -364,7 +364,7 @@ def test_images_are_measured_once(start_run, recorder):
 
 
 def views(start_run, images, pool, seed=0, **values):
-    """Return a view of images, as a client that was told ``pool`` makes it."""
+    """Return a view of images made by a client that received ``pool``."""
     method = start_run("fedccrl", hyper(**values)).method
     method.generator = rng(seed)
     with method.state.serving(SimpleNamespace(broadcast={"pool": pool})):
@@ -420,7 +420,7 @@ def test_perturbation_alone_takes_8_bits(start_run):
 
 
 def test_without_a_clamp_bright_pixels_turn_dark(start_run, monkeypatch):
-    """AugMix left out: the view is what goes into it."""
+    """Without AugMix, the view is AugMix's input."""
     monkeypatch.setattr("feddg_methods.fedccrl.augmix", lambda pixels, *_args, **_options: pixels)
     images, _ = images_and_pool(1, 0)
     images = images + 0.5
@@ -486,7 +486,7 @@ def test_without_transfer_nothing_but_models_travels(start_run, recorder):
 
 
 def test_one_client_alone(start_run, recorder, toy_federation):
-    """Its pool is empty; it learns with statistics of its own batches."""
+    """Its pool is empty; it trains with the statistics of its own batches."""
     name, index = next(iter(toy_federation.clients.items()))
     alone = replace(toy_federation, clients={name: index})
     layer = {"federation": {"per_round": 1}}

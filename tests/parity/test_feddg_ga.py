@@ -23,11 +23,11 @@ from feddg_methods.feddg_ga import VARIANTS, FedDGGA, FedDGGASettings, badness, 
 from tests.helpers import ALL, PLAIN, UNIFORM, bitwise, hyper
 from tests.tester import MethodTester, Twin
 
-# ---------------------------------------------------------------- whole rounds, answers given
+# ------------------------------------------------------------ whole rounds with given answers
 
 
 class Told:
-    """An executor of clients whose models are unit vectors, and whose gaps are given."""
+    """An executor whose clients have unit vectors as models, and given gaps."""
 
     def __init__(self, gaps, num_clients, sizes, broken):
         self.gaps, self.eye, self.sizes, self.broken = gaps, torch.eye(num_clients), sizes, broken
@@ -51,7 +51,7 @@ class NoBackbone(nn.Module):
 
 
 class Script:
-    """FedDG-GA's server half over such clients: the new model is the vector of coefficients."""
+    """FedDG-GA's server half with such clients: the new model is the vector of coefficients."""
 
     def __init__(self, gaps, *, num_clients=3, rounds=40, sizes=None, broken=(), **values):
         settings = values.pop("federation", {})
@@ -92,7 +92,7 @@ GAPS = [0.2, 0.1, 0.4]
 @pytest.mark.parametrize(
     ("variant", "rounds", "number", "gaps", "expected"),
     [
-        # the code counts from 0 and runs R + 1 rounds: its round 1 of R = 40 is our 2 of 41
+        # the code counts from 0 and runs R + 1 rounds: its round 1 of R = 40 is our round 2 of 41
         ("official", 41, 2, GAPS, (0.3283582090, 0.3134328358, 0.3582089552)),
         ("official", 41, 2, [0.05, 0.01, -0.02], (0.3797468354, 0.3291139241, 0.2911392405)),
         ("paper", 40, 10, GAPS, (0.3033333333, 0.2133333333, 0.4833333333)),
@@ -110,7 +110,7 @@ def test_published_numbers_through_two_rounds(variant, rounds, number, gaps, exp
 
 @pytest.mark.parametrize(("number", "step"), [(1, 0.0683333333), (2, 0.0666666667), (41, 1 / 600)])
 def test_official_steps_from_the_first_round_to_the_last(number, step):
-    """Of gaps 1 and 0, the ratio of the weights gives the step away."""
+    """For gaps 1 and 0, the step follows from the ratio of the weights."""
     script = Script([1.0, 0.0], num_clients=2, rounds=41, variant="official")
     script.round(number)
     assert 0.5 * script.a[0] / script.a[1] - 0.5 == approx(step)
@@ -129,7 +129,7 @@ def test_two_of_five_take_part():
 
 
 def test_pardon_weighs_with_the_gaps_of_the_same_round():
-    """Its round 10 of 50, counted from 0, is our 11; gaps come before the models."""
+    """PARDON's round 10 of 50, counted from 0, is our round 11; gaps come before the models."""
     script = Script([None, 0.5, None, -0.2, None], num_clients=5, rounds=50, variant="pardon")
     new = script.round(11, cohort=(1, 3))
     assert script.executor.calls == ["measure"] * 2 + ["fit"] * 2
@@ -174,7 +174,7 @@ def test_pardon_falls_back_to_image_counts_for_the_whole_round():
 
 
 def test_clients_of_weight_0_count_where_nobody_else_does():
-    """PARDON's step of 1/3 takes clients out at once; the mean over such a cohort is plain."""
+    """PARDON's step of 1/3 sets weights to 0 at once; a cohort of such clients has a plain mean."""
     script = Script([1.0, -1.0, -1.0], rounds=10**6, variant="pardon")
     assert script.round(2) == pytest.approx([1, 0, 0], abs=1e-5)
     script.server.memory["a"] = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
@@ -247,7 +247,7 @@ def test_no_more_than_a_few_models_are_alive(counted):
 
 
 def test_fedccrl_extrapolates_from_negative_weights():
-    """With a step 3000 times its own: (.25, .25, .5) + (0, -1, 1), at the start of the decay."""
+    """With 3000 times its own step: (.25, .25, .5) + (0, -1, 1), at the start of the decay."""
     script = Script(
         [0.0, -1.0, 1.0], rounds=10**6, variant="fedccrl", initial_weights="uniform", step=3.0
     )
@@ -263,7 +263,7 @@ def test_fedccrl_extrapolates_from_negative_weights():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_when_a_variant_measures_and_what(start_run, recorder, variant):
-    """At once, or before the next round; a loss, or a share of errors."""
+    """It measures at once or before the next round, and a loss or an error rate."""
     run = start_run("feddg_ga", ALL, hyper(variant=variant), executor=recorder)
     run.rounds(2)
     mine = [i for i, task in enumerate(recorder.tasks) if task.client == "client_0"]
@@ -306,7 +306,7 @@ def replies(recorder, round, call):
 @pytest.mark.parametrize("timing", ["same_round", "next_participation"])
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_gaps_weights_and_models_of_a_run(start_run, recorder, timing, metric):
-    """Three rounds over again in float64: metrics, the default rule, the mean."""
+    """Three rounds recomputed in float64: metrics, the default rule, the mean."""
     layer = hyper(metric=metric, gap_timing=timing)
     run = start_run("feddg_ga", ALL, layer, {"federation": {"rounds": 3}}, executor=recorder)
     method, federation = run.method, run.federation
@@ -411,7 +411,7 @@ def test_fedccrl_takes_means_of_batches(start_run, recorder):
 
     run.method.state.load(run.server.weights)
     data = recorder.worker.data["client_0"]
-    epoch = torch_generator(run.settings.seed, "loader", 1, 1, "client_0")  # after the only one
+    epoch = torch_generator(run.settings.seed, "loader", 1, 1, "client_0")  # after the only epoch
     order = torch.randperm(9, generator=epoch)
     images, labels = stored(run.federation, data.index[order].numpy())
     values = oracle(run.method, run.server.weights, images, labels, "loss")
@@ -440,7 +440,7 @@ def test_accuracy_counts_errors(metric):
 
 
 def test_measuring_leaves_training_as_it_was(start_run, toy_federation):
-    """Of a ResNet: the update and its batch statistics are FedAvg's, and training mode is back."""
+    """For a ResNet, update and batch statistics equal FedAvg's, and training mode is restored."""
     resnet = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 16}}
     run = start_run("feddg_ga", resnet, federation=toy_federation)
     plain = start_run("fedavg", resnet, federation=toy_federation)
@@ -479,7 +479,7 @@ def test_a_local_term_is_used_once(start_run):
     [("pardon", "next_participation", 0.0), ("pardon", "same_round", None), ("paper", None, None)],
 )
 def test_newcomers(start_run, variant, timing, expected):
-    """PARDON's have the gap of their whole loss; ours have none, and send nothing."""
+    """PARDON's have their whole loss as gap; others have none, and send nothing."""
     given = {"gap_timing": timing} if timing else {}
     run = start_run("feddg_ga", hyper(variant=variant, **given))
     task = Task("client_0", "measure", 2, run.method.state.federated_weights(), {})
@@ -529,9 +529,9 @@ def test_a_client_that_diverged_keeps_its_weight(start_run):
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_bytes_of_the_same_round(start_run, k):
-    """Two scalars of 8 bytes for each participant, and the new model down to be measured.
+    """Two scalars of 8 bytes per participant up, and the new model down, to be measured.
 
-    Who takes part in the next round too has got that by then.
+    Clients that also take part in the next round already have it then.
     """
     run = start_run("feddg_ga", {"federation": {"per_round": k}})
     model = 4 * sum(t.numel() for t in run.server.weights.values())
@@ -560,7 +560,7 @@ def test_bytes_of_the_next_participation(start_run):
 
 
 def test_weights_by_numbers_of_batches(start_run):
-    """9, 11, 12 and 12 images in batches of 3; every client says its number once, in 8 bytes."""
+    """9, 11, 12 and 12 images in batches of 3; every client sends its number once, in 8 bytes."""
     run = start_run("feddg_ga", {"train": {"batch_size": 3}}, hyper(initial_weights="batches"))
     (once,) = run.rounds(0)
     assert once.ledger.bytes == {"up": 32, "down": 0}
@@ -597,7 +597,7 @@ def trained(start_run, name, *layers, **parts):
 
 
 def test_equal_weights_are_uniform_to_the_last_bit():
-    """Tenths of float64 are not: 0.1 / (0.1 + 0.1 + 0.1) is below 1/3."""
+    """Tenths in float64 would not be: 0.1 / (0.1 + 0.1 + 0.1) is below 1/3."""
     script = Script([0.0] * 10, num_clients=10)
     states = [{"w": torch.randn(50, dtype=torch.float64)} for _ in range(10)]
     script.server.weights = states[0]
@@ -618,7 +618,7 @@ def test_pardon_without_a_step_counts_images_in_the_first_round_only():
 
 @pytest.fixture
 def equal(toy_federation):
-    """Three clients of 11 images: thirds are no binary fractions."""
+    """Three clients with 11 images each: thirds are not exact in binary."""
     everything = np.concatenate(list(toy_federation.clients.values()))[:33]
     clients = {f"client_{i}": part for i, part in enumerate(np.split(everything, 3))}
     return replace(toy_federation, clients=clients)
@@ -626,7 +626,7 @@ def equal(toy_federation):
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_with_equal_gaps_and_sizes_it_is_fedavg_bit_for_bit(start_run, equal, weighting):
-    """Gaps are equal since clients always measure the same number."""
+    """Gaps are equal because every measurement gives the same number."""
     layers = (ALL, {"federation": {"weighting": weighting}})
     expected = trained(start_run, "fedavg", *layers, federation=equal)
     run = start_run("feddg_ga", *layers, federation=equal)
@@ -654,7 +654,7 @@ def test_variants_run_and_differ(start_run, layer):
 
 
 class TestFedDGGA(MethodTester):
-    """Without a step, whatever the clients' sizes; here 9, 11, 12 and 12 images."""
+    """Without a step, for any client sizes; here 9, 11, 12 and 12 images."""
 
     name = "feddg_ga"
     layer = ALL

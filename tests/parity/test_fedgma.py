@@ -1,4 +1,4 @@
-"""FedGMA: the masked step worked out by hand and by an oracle, its readings, and its ties."""
+"""FedGMA: the masked step worked out by hand and by an oracle, its variants, and ties."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestRule(RuleTester):
             ({"threshold": 0.0, "compare": "gt"}, [3, 0.6, -1.2, 0, 0]),
             ({"federation": {"server_lr": 0.5}}, [1.5, 0.3, -0.6, 0, 0]),
             ({"threshold": 0.35, **BY_IMAGES}, [3, 0.6, -1.2, 0, -0.18]),
-            # 40 of 100 votes: no rounding decides whether they reach 0.4
+            # 40 of 100 votes reach 0.4 exactly, without rounding
             (BY_IMAGES, [3, 0.6, -1.2, 0, -0.18]),
             ({**BY_IMAGES, "compare": "gt"}, [3, 0.6, -0.48, 0, -0.18]),
             (REFERENCE, [6, 0.9, -1.8, 0, 0]),
@@ -139,13 +139,13 @@ def test_one_client_under_the_reference_counts_twice():
 
 
 def test_nothing_passes_where_signs_cancel():
-    """Half of the clients against the other half: agreement 0, however long the mean."""
+    """Half of the clients against the other half: agreement is 0, however large the mean."""
     assert not step("fedgma", [[3.0] * 5, [5.0] * 5, [-0.1] * 5, [-0.1] * 5]).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_agreement_at_the_threshold_is_equal_to_it_for_every_ratio(dtype):
-    """Signs of n clients agree by k / n; neither 0.4 x 5 nor 0.7 x 10 may fall to rounding."""
+    """Agreement of n clients is k / n; rounding must not decide for 0.4 x 5 or 0.7 x 10."""
     for size in range(1, 31):
         ups = torch.arange(size + 1)
         deltas = torch.where(torch.arange(size)[:, None] < ups, 1.0, -1.0).to(dtype)
@@ -159,7 +159,7 @@ def test_agreement_at_the_threshold_is_equal_to_it_for_every_ratio(dtype):
 
 
 def test_sums_of_votes_at_the_threshold_are_equal_to_it_for_every_ratio():
-    """1 / 49 times 49 is less than 1 in float64, and 29 / 50 times 50 is more than 29."""
+    """1 / 49 times 49 is less than 1 in float64, and 28 / 50 times 50 is more than 28."""
     for total in range(1, 60):
         votes = torch.arange(total + 1)
         for k in range(total + 1):
@@ -169,7 +169,7 @@ def test_sums_of_votes_at_the_threshold_are_equal_to_it_for_every_ratio():
 
 
 def test_votes_are_compared_as_integers():
-    """One vote of 2,000,000 decides, which the tolerance for rounded ratios would not see."""
+    """One vote of 2,000,000 decides; the tolerance for rounded ratios would hide it."""
     votes = torch.tensor([799_999, 800_000, 800_001], dtype=torch.int32)
     for compare, expected in (("ge", [0, 1, 1]), ("gt", [0, 0, 1])):
         mask = agreement_mask(votes, 0.4, total=2_000_000, below="zero", compare=compare)
@@ -199,7 +199,7 @@ def test_sums_of_votes_do_not_overflow(ballots, dtype):
 
 
 def test_the_least_change_has_a_sign():
-    """A difference of two neighbouring numbers, normal, denormal and about 0."""
+    """The difference of two neighbouring floats: normal, denormal and around 0."""
     start = torch.tensor([1.0, 1e-42, 0.0, -0.0, 3e38])
     up = torch.nextafter(start, torch.full((5,), torch.inf))
     votes = SignVotes({"w": start}, ["w"], changed=True)

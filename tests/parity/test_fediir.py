@@ -1,4 +1,4 @@
-"""FedIIR: published numbers, the two exchanges, the mean gradient, and when it is FedAvg."""
+"""FedIIR: published numbers, the two exchanges, the mean gradient, and when it equals FedAvg."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GRADIENT = {
 
 
 class Pixels(nn.Module):
-    """Gives an image's values as its features."""
+    """Returns an image's values as its features."""
 
     num_features = 2
 
@@ -90,7 +90,7 @@ def test_gradient_of_the_head():
 
 
 def test_first_round_of_one_client():
-    """From zero the mean is 5 % of the gradient, which is what is left of the penalty's root."""
+    """From zero, the mean is 5 % of the gradient; the penalty's root is the other 95 %."""
     method = build()
     sent = method.head_gradients(client_with((Z[:, None, None], LABELS)))
     assert sent["batches"] == 1
@@ -228,13 +228,13 @@ def test_no_more_than_two_clients_gradients_are_alive(counted):
 
 
 class OfAnyForm(FedIIR):
-    """Takes gradients of two numbers, which have not the classifier's form."""
+    """Accepts gradients of two numbers, which do not have the classifier's form."""
 
     uplink: ClassVar = {call: tuple(parts) for call, parts in FedIIR.uplink.items()}
 
 
 class Scripted:
-    """Clients that answer as written down, and learn nothing."""
+    """Clients with predefined answers, which do not train."""
 
     workers = 1
 
@@ -263,7 +263,7 @@ def scripted(start_run, answers, **values):
 
 
 def play(run, rounds):
-    """Return the mean gradient that clients are told in each round, and what was dropped."""
+    """Return the mean gradient sent to clients and the dropped clients, by round."""
     told, dropped = [], []
     for _ in range(rounds):
         run.server.round += 1
@@ -366,14 +366,14 @@ def test_gradients_are_summed_over_all_batches(start_run):
 
 
 def test_the_first_exchange_trains_nothing(start_run, toy_federation):
-    """Neither parameters nor the statistics of batch normalisation."""
+    """Neither parameters nor the statistics of batch normalisation change."""
     resnet = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 8}}
     run = start_run("fediir", resnet, federation=toy_federation)
     sent = gradients(run, "client_1")
     bitwise(run.method.state.federated_weights(), run.server.weights)
     assert any(name.endswith("running_mean") for name in run.server.weights)
     assert run.method.training
-    # in training mode the same images give another gradient
+    # in training mode the same images give a different gradient
     run.method.eval = lambda: run.method
     other = gradients(run, "client_1")
     assert not torch.allclose(other["gradient"]["weight"], sent["gradient"]["weight"], rtol=1e-3)
@@ -397,7 +397,7 @@ def test_the_first_exchange_comes_before_training_at_the_same_weights(start_run,
     assert_close(told.double(), 0.05 * total / 8, rtol=1e-5, atol=1e-8)
 
 
-# --------------------------------------------------------------------------- when it is FedAvg
+# ----------------------------------------------------------------------- when it equals FedAvg
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_models_count_equally_unless_told_otherwise(start_run, recorder, layer, 
     assert_close(run.server.weights["classifier.weight"].double(), expected, rtol=1e-6, atol=1e-7)
 
 
-# ---------------------------------------------------------------------------- what travels
+# -------------------------------------------------------------------------------- messages
 
 
 @pytest.mark.parametrize("head", ["linear", "mlp"])
@@ -450,7 +450,7 @@ def test_published_sizes_of_the_gradient(backbone, classes, head, expected):
 
 
 def test_the_penalty_pulls_the_gradient_to_the_mean():
-    """Without it the gradient goes to zero, and the distance to the mean's norm."""
+    """Without it the gradient goes to zero, and its distance to the mean is the mean's norm."""
 
     def distance(gamma):
         method = build(gamma=gamma)
@@ -467,7 +467,7 @@ def test_the_penalty_pulls_the_gradient_to_the_mean():
 
 
 def test_half_precision_keeps_the_gradient_exact():
-    """Under autocast the head's gradient is that of float32 arithmetic, and differentiable."""
+    """Under autocast the head's gradient equals that in float32, and is differentiable."""
     head = nn.Linear(16, 3)
     z = torch.randn(6, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     y = torch.tensor([0, 1, 2, 0, 1, 2])

@@ -1,4 +1,4 @@
-"""FedSAM: against quadratic losses worked out in NumPy, and what the second pass must not touch."""
+"""FedSAM: quadratic losses worked out in NumPy, and what the second pass must not change."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_training_on_a_quadratic_loss(start_run, rho, momentum):
 
 
 class Flat(Quadratic):
-    """Has its minimum where it starts."""
+    """Starts at its minimum."""
 
     def training_step(self, _batch, _index):
         return (self.u - 2) ** 2 + 0 * self.v.sum()
@@ -101,7 +101,7 @@ def test_no_gradient_no_perturbation():
 
 
 def steps(run):
-    """Return weights, gradients and batch around every second pass of a client's task."""
+    """Return weights and gradients around each second pass of a task, and its batch."""
     method, seen = run.method, []
     original = method.on_before_optimizer_step
 
@@ -142,7 +142,7 @@ def test_weights_come_back_bit_for_bit_and_gradients_are_those_beside_them(start
 
 
 def test_batch_statistics_are_those_of_the_first_pass(start_run, toy_federation):
-    """After one step, bit for bit FedAvg's; the weights are not."""
+    """After one step they equal FedAvg's bit for bit; the weights do not."""
     plain, found = (
         fit(start_run(name, RESNET, federation=toy_federation)).value.weights
         for name in ("fedavg", "fedsam")
@@ -167,13 +167,13 @@ def test_the_second_pass_normalises_as_the_first(start_run, toy_federation, bn):
     assert first == second == (bn != "frozen")
     assert int(counted) == (0 if bn == "frozen" else 1)
     assert layer.track_running_stats
-    if bn != "frozen":  # batch statistics make the mean of what comes out that of the biases
+    if bn != "frozen":  # batch statistics make the output's mean that of the biases
         assert mean == pytest.approx(0, abs=1e-5)
         assert abs(other) < 0.01
 
 
 class Dropping(FedSAM):
-    """Keeps the masks of its dropout."""
+    """Records its dropout masks."""
 
     def build(self):
         self.masks = []

@@ -1,4 +1,4 @@
-"""FedSR: the loss worked out by hand, its variants, predictions that repeat, what stays local."""
+"""FedSR: the loss worked out by hand, its variants, repeatable predictions, and local state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROJECTED = {"name": "small_cnn", "pretrained": False, "projection": 24}
 
 
 class Numbers(nn.Module):
-    """Reads the 2 d_z numbers of an image off its first pixels."""
+    """Reads the 2 d_z numbers of an image from its first pixels."""
 
     def __init__(self, d_z):
         super().__init__()
@@ -50,13 +50,13 @@ def build(d_z=2, num_classes=2, **values):
     method = FedSR(
         settings, backbone=Numbers(d_z), num_classes=num_classes, train=TrainSettings()
     ).double()
-    nn.init.zeros_(method.classifier.weight)  # cross-entropy is log C whatever z is
+    nn.init.zeros_(method.classifier.weight)  # cross-entropy is log C for any z
     nn.init.zeros_(method.classifier.bias)
     return method
 
 
 def as_images(mu, sigma):
-    """Return images off which `Numbers` reads these means and deviations, (B, d_z) each."""
+    """Return images from which `Numbers` reads these means and deviations, (B, d_z) each."""
     sigma = torch.as_tensor(sigma, dtype=torch.float64)
     raw = torch.where(sigma > 0, sigma.expm1().log(), CERTAIN)
     numbers = torch.cat([torch.as_tensor(mu, dtype=torch.float64), raw], dim=1)
@@ -183,7 +183,7 @@ def test_information_trains_backbone_reference_and_scale():
 
 
 def test_a_certain_representation_of_zero_has_finite_gradients():
-    """sigma underflows, mu is 0: log sigma and the norm have no gradient of their own there."""
+    """sigma underflows and mu is 0, where log sigma and the norm have no gradient of their own."""
     method = build()
     images = as_images([[0.0, 0.0]] * 2, [[0.0, 0.0]] * 2).requires_grad_()
     loss = method.training_step((images, LABELS), 0)
@@ -225,7 +225,7 @@ def test_probabilities_are_averaged_over_samples():
     scores = method(as_images(mu, sigma))
     expected = torch.tensor([[0.574869, 0.425131], [0.726287, 0.273713]], dtype=torch.float64)
     assert_close(scores.exp(), expected, rtol=0, atol=1e-6)
-    # a softmax on top, as evaluation's cross-entropy has it, changes nothing
+    # another softmax, as in evaluation's cross-entropy, changes nothing
     assert_close(scores.softmax(1), expected, rtol=0, atol=1e-6)
 
 
@@ -347,7 +347,7 @@ def test_without_a_projection_one_is_added():
 
 
 class Wide(Method):
-    """FedAvg whose features are half of what a linear layer gives, as FedSR's are."""
+    """FedAvg whose features are half of a linear layer's output, as in FedSR."""
 
     def build(self):
         self.backbone.projection = nn.Linear(128, 256)
@@ -453,7 +453,7 @@ def test_a_class_that_a_client_lacks_keeps_its_rows(start_run, toy_federation, t
 
 
 def test_an_aggregated_reference_is_sent_and_averaged(start_run, recorder):
-    """2 C d_z + 1 floats more in every message than the variant that keeps it."""
+    """Every message has 2 C d_z + 1 floats more than if the reference stayed local."""
     run = start_run("fedsr", hyper(variant="aggregated"), ALL, executor=recorder)
     _, result = run.rounds(1)
     _, local = start_run("fedsr", ALL).rounds(1)
@@ -491,9 +491,9 @@ LEARN = (ALL, {"augment": {"flip": 0.0}, "federation": {"rounds": 12}})
     "values", [{}, {"variant": "bai"}, {"variant": "aggregated"}, {"test": "mean"}], ids=str
 )
 def test_it_learns(start_run, values):
-    """The class is where the light is; a third would be chance.
+    """The class is the position of the light; chance is one third.
 
-    Features are drawn and images are eight: single rounds jump, and depend on the CPU's last bits.
+    Features are random and images only eight: single rounds fluctuate, and depend on CPU rounding.
     """
     results = start_run("fedsr", *LEARN, hyper(**values)).rounds(12)[1:]
     dark = [result.evaluation["id_val"]["dark"] for result in results]

@@ -32,7 +32,7 @@ def as_lists(partitions: list[Tensor]) -> list[list[int]]:
 
 
 def plain_finch(rows: np.ndarray, distance: str) -> list[list[int]]:
-    """FINCH by explicit loops in float64, with equal distances told by a tolerance of 1e-12."""
+    """FINCH in explicit loops in float64; distances within 1e-12 count as equal."""
     labels, partitions = np.arange(len(rows)), []
     while True:
         count = labels.max() + 1
@@ -83,7 +83,7 @@ def test_worked_examples(cluster, degrees, expected) -> None:
 def test_a_row_of_zeros_is_at_distance_one_from_everything(cluster) -> None:
     # 0 and 1 are opposite (distance 2), so both are nearest to the zero row between them.
     assert as_lists(cluster(torch.tensor([[1.0, 0], [-1, 0], [0, 0]]))) == [[0, 0, 0]]
-    # The zero row is as far from all others: it takes the first.
+    # The zero row is equally far from all others, so it takes the first.
     rows = torch.cat([directions(0, 1, 80, 81), torch.zeros(1, 2)])
     assert as_lists(cluster(rows)) == [[0, 0, 1, 1, 0]]
     assert as_lists(cluster(torch.zeros(3, 2))) == [[0, 0, 0]]

@@ -49,7 +49,7 @@ def start_server():
 
 
 def replies(*clients):
-    """Yield replies of clients that hold these prototypes, and images as given first."""
+    """Yield replies of clients, each given by its image count and prototypes."""
     for number, (size, prototypes) in enumerate(clients):
         rows = torch.tensor(list(prototypes.values())).reshape(len(prototypes), 2)
         extra = {"prototypes": rows, "classes": torch.tensor(list(prototypes), dtype=torch.int64)}
@@ -88,7 +88,7 @@ def test_the_model_is_averaged_by_image_counts():
 
 
 def test_a_class_of_one_client_has_one_prototype():
-    """And keeps its shape [J, D], of which the authors' code loses J."""
+    """It keeps its shape [J, D]; the authors' code loses J."""
     table = aggregated(*HELD, (5, {2: (3.0, 4.0)})).broadcast["prototypes"]
     bitwise(table["2"], torch.tensor([[3.0, 4.0]]))
 
@@ -99,7 +99,7 @@ def test_classes_stand_in_the_order_in_which_they_arrive():
 
 
 def test_a_client_without_prototypes():
-    """Where every batch is skipped, a client has none; where all are, the table is empty."""
+    """A client whose batches are all skipped has none; if no client has any, the table is empty."""
     nothing = (7, {})
     assert_close(aggregated(nothing, *HELD).broadcast["prototypes"], TABLE, rtol=0, atol=1e-6)
     assert aggregated(nothing).broadcast["prototypes"] == {}
@@ -160,14 +160,14 @@ def test_no_more_than_two_replies_are_alive(counted):
     assert counted.most <= 3
 
 
-# ---------------------------------------------------------------- classes that go missing
+# ------------------------------------------------------------------------- absent classes
 
 ONLY_1 = (10, {1: (-1.0, 0.0)})
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
 def test_absent_classes_stay_as_long_as_they_may(keep):
-    """Class 0 is held in round 1 only; it is there for the round after, and ``keep`` more."""
+    """Class 0 occurs in round 1 only; it stays for the next round and ``keep`` more."""
     server, method = start_server(), build(keep_absent=keep)
     there = []
     for number in range(1, 5):
@@ -211,7 +211,7 @@ def test_a_skipped_round_leaves_the_table():
 
 
 def loss_of(table, labels, point=(0.6, 0.8), **values):
-    """Return the loss beyond the cross-entropy, of images with one feature."""
+    """Return the loss without the cross-entropy, of images with the same features."""
     method = build(**values)
     method.table = {int(c): p for c, p in table.items()}
     images = torch.zeros(len(labels), 3, 4, 4)
@@ -236,14 +236,14 @@ def loss_of(table, labels, point=(0.6, 0.8), **values):
     ],
 )
 def test_published_losses(labels, values, expected):
-    """With the prototypes that the server makes of what its clients hold."""
+    """With the prototypes that the server forms from those of its clients."""
     table = aggregated(*HELD).broadcast["prototypes"]
     tolerance = 1e-4 if expected > 70 else 2e-6
     assert loss_of(table, labels, **values) == pytest.approx(expected, abs=tolerance)
 
 
 def test_the_class_stored_first_is_that_of_the_first_client():
-    """With class 1 first, PARDON's copy leaves out its contrast, and not that of class 0."""
+    """With class 1 first, PARDON's copy omits the contrast of class 1, not of class 0."""
     clients = [(10, {1: (-1.0, 0.0), 0: (1.0, 0.0)}), *HELD[1:]]
     table = aggregated(*clients).broadcast["prototypes"]
     assert list(table) == ["1", "0"]
@@ -298,7 +298,7 @@ def test_sums_are_made_in_single_precision():
 
 
 def watched(run, client="client_2", broadcast=None, number=1):
-    """Return a client's reply and, by local epoch, the features and labels of its training."""
+    """Return a client's reply and, by training batch, labels and features."""
     seen = []
     step = run.method.training_step
     run.method.backbone.register_forward_hook(lambda _m, _i, z: seen[-1].append(z.detach().clone()))
@@ -314,7 +314,7 @@ def watched(run, client="client_2", broadcast=None, number=1):
 
 
 def test_prototypes_are_of_the_last_epochs_features_as_they_were_in_training(start_run):
-    """12 images in two batches, three epochs: weights move between the two of the last one."""
+    """12 images in two batches, three epochs: weights move between the last two."""
     run = start_run("fpl", {"train": {"local_epochs": 3}})
     reply, seen = watched(run)
     assert len(seen) == 6
@@ -329,7 +329,7 @@ def test_prototypes_are_of_the_last_epochs_features_as_they_were_in_training(sta
 
 
 def prototype_oracle(z, labels, table, temperature):
-    """The mean over images of known classes of FPL's two terms, image by image in float64."""
+    """Return FPL's two terms, averaged over images of known classes, one by one in float64."""
 
     def weight(a, b):
         return math.exp(a @ b / np.linalg.norm(a) / np.linalg.norm(b) / temperature)
@@ -344,7 +344,7 @@ def prototype_oracle(z, labels, table, temperature):
 
 
 def test_the_logged_loss_is_cross_entropy_and_the_definition(start_run):
-    """One batch of a client, with prototypes of two classes of three, from images to loss."""
+    """One batch of a client, with prototypes of two of three classes, from images to loss."""
     layer = {"train": {"batch_size": 64}}
     run = start_run("fpl", PLAIN, layer, hyper(temperature=0.1))
     rng = np.random.default_rng(3)
@@ -370,7 +370,7 @@ def trained(start_run, *layers):
 
 
 def test_without_a_match_a_client_trains_as_in_fedavg(start_run, toy_federation):
-    """Class 2 is nowhere at the client, and the only one with prototypes."""
+    """Only class 2 has prototypes, and the client has no image of it."""
     rows = {n: i[toy_federation.labels[i] != 2] for n, i in toy_federation.clients.items()}
     federation = replace(toy_federation, clients=rows)
     ours, theirs = (start_run(name, federation=federation) for name in ("fpl", "fedavg"))
@@ -404,7 +404,7 @@ def test_what_travels(start_run, recorder, width):
 
 @pytest.fixture
 def lone(toy_federation):
-    """The toy federation with class 2 at client 3 alone."""
+    """The toy federation with class 2 only at client 3."""
     labels = toy_federation.labels
     clients = {n: i[labels[i] != 2] for n, i in toy_federation.clients.items()}
     clients["client_3"] = toy_federation.clients["client_3"]
@@ -412,7 +412,7 @@ def lone(toy_federation):
 
 
 def test_the_table_is_replaced_each_round(start_run, recorder, lone):
-    """Class 2 is told in the round after one with client 3, and in no other."""
+    """Class 2 is sent only in a round after one with client 3."""
     layer = {"federation": {"rounds": 8, "per_round": 2}}
     run = start_run("fpl", layer, federation=lone, executor=recorder)
     results = run.rounds(8)[1:]
@@ -425,7 +425,7 @@ def test_the_table_is_replaced_each_round(start_run, recorder, lone):
 
 
 def test_kept_classes_are_told(start_run, recorder, lone):
-    """With an age limit class 2 stays once it has been there."""
+    """With an age limit, class 2 stays once it has occurred."""
     layer = {"federation": {"rounds": 8, "per_round": 2}}
     run = start_run("fpl", layer, hyper(keep_absent=99), federation=lone, executor=recorder)
     held = ["client_3" in result.cohort for result in run.rounds(8)[1:]]
@@ -495,7 +495,7 @@ def test_small_clients_and_half_precision(start_run, toy_federation, choose, lay
 
 
 def test_where_every_batch_is_skipped_nobody_has_prototypes(start_run):
-    """Batches of one image, none of which may train: the model stays, no table is made."""
+    """Batches of one image are all skipped: the model stays, and no table is made."""
     layer = {"train": {"batch_size": 1, "drop_last_if_single": True}}
     run = start_run("fpl", ALL, layer)
     run.rounds(2)

@@ -1,4 +1,4 @@
-"""GroupDRO and AFL: both rules for the weights, a round worked out in NumPy, what is sent."""
+"""GroupDRO and AFL: both rules for the weights, a round worked out in NumPy, and messages."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_worst_domain_gains_weight(start_run):
 
 
 def test_a_client_of_weightless_domains_counts_for_nothing(start_run, toy_federation, recorder):
-    """client_0 gets the dark images alone, whose weight AFL puts to 0."""
+    """client_0 gets only the dark images, whose weight is 0."""
     ids = toy_federation.domain_ids
     held = np.concatenate([*toy_federation.clients.values()])
     toy_federation.clients["client_0"] = held[ids[held] == 0]

@@ -1,4 +1,4 @@
-"""IRM and V-REx: the penalties in NumPy, the training step, and when they are FedAvg."""
+"""IRM and V-REx: the penalties in NumPy, the training step, and when they equal FedAvg."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_penalty_by_hand():
 
 
 def test_the_penalty_is_unbiased():
-    """Over all orders of four slopes of two domains' worth, its mean is that of the product."""
+    """Over all orders of four slopes, its mean is the mean product of two slopes."""
     from itertools import permutations
 
     slopes = torch.tensor([1.0, -2, 4, 3], dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_training_step_of_irm():
         penalty += len(mine) * mine[0::2].mean() * mine[1::2].mean() / 9
     risk = losses(logits).mean()
     assert step(method, batch()).item() == pytest.approx(risk + 7 * penalty, rel=1e-10)
-    early = step(method, batch(), round=2)  # of 5 rounds the first two have weight 1
+    early = step(method, batch(), round=2)  # the first two of 5 rounds have weight 1
     assert early.item() == pytest.approx(risk + penalty, rel=1e-10)
     assert method.training_step(batch()[:2], 0).isfinite()  # under a Trainer
 

@@ -78,7 +78,7 @@ def whole_loss(contrastive, labels=LABELS):
     ],
 )
 def test_triplet_published_numbers_of_single_negatives(position, each, expected, total):
-    """Drawing exactly the lowest or the highest negative of each anchor is one of the outcomes."""
+    """One possible draw is the lowest, or the highest, negative of every anchor."""
     sets = [[1, 2], [0, 3], [0, 3], [1, 2]]
     wanted = [s[position] for s in sets]
     seed = next(s for s in range(500) if random_negatives(LABELS, torch_rng(s)).tolist() == wanted)
@@ -133,7 +133,7 @@ def test_triplet_gradient_is_finite_where_nothing_was_restyled_and_at_zero(negat
 
 
 def test_triplet_offset_is_added_to_each_coordinate_of_each_difference():
-    """Equal features lie 1e-7 sqrt(D) apart; only then is the gradient known there."""
+    """Equal features lie 1e-7 sqrt(D) apart; only then is their gradient defined."""
     z = tensor((1, 0, 0, 0), (0, 1, 0, 0))
     loss = triplet_loss(z, z, torch.tensor([0, 1]), margin=5.0, negatives="set_mean")
     apart = math.sqrt((1 + 1e-7) ** 2 + (-1 + 1e-7) ** 2 + 2e-14)
@@ -196,7 +196,7 @@ def test_random_negatives_are_uniform_and_independent_over_anchors():
 
 
 def test_random_negative_of_an_anchor_does_not_depend_on_other_labels():
-    """A stream that advances by the labels would couple the batches of a run."""
+    """If labels decided how far the stream advances, the batches of a run would be coupled."""
     rngs = torch_rng(3), torch_rng(3)
     random_negatives(torch.tensor([0, 0, 0]), rngs[0])
     random_negatives(torch.tensor([0, 1, 2]), rngs[1])

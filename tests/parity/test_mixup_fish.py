@@ -1,4 +1,4 @@
-"""Mixup and Fish: partners, steps worked out in NumPy, and when they are FedAvg."""
+"""Mixup and Fish: partners, steps worked out in NumPy, and when they equal FedAvg."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_fish_without_outer_steps_stays(start_run):
 
 
 def test_fish_trains_live_batch_normalisation(start_run, toy_federation):
-    """Single images of a domain are left out of a batch of several."""
+    """Single images of a domain are left out of batches with several images."""
     layers = {"backbone": {"name": "resnet18", "pretrained": False}, "train": {"batch_size": 3}}
     run = start_run("fish", layers, federation=toy_federation)
     (_, result) = run.rounds(1)

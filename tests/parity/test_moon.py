@@ -1,4 +1,4 @@
-"""MOON: the contrast by hand, against frozen copies of both models, and what a client keeps."""
+"""MOON: the contrast by hand, against frozen copies of both models, and client memory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_equal_models_give_log_two_without_gradient():
 
 
 def test_a_sharp_contrast_does_not_overflow():
-    """Opposite representations at temperature 0.001: e^2000 has no float."""
+    """Opposite representations at temperature 0.001: e^2000 overflows."""
     loss = model_contrast(row(1, 0), row(-1, 0), row(1, 0), temperature=0.001)
     assert loss.item() == pytest.approx(2000)
 
@@ -185,12 +185,12 @@ def test_without_contrast_nothing_is_kept_or_computed(start_run, proj_dim):
     run.server.round = 1
     for _ in run.server.ask(run.method.fit):
         pass
-    assert len(passes) == 4 * 2  # four clients of two batches
+    assert len(passes) == 4 * 2  # four clients with two batches
     assert run.executor.memories == {f"client_{i}": {} for i in range(4)}
 
 
 def test_the_first_time_it_is_fedavg_with_log_two_in_the_loss(start_run):
-    """The stand-in for the previous model is the model received; from then on they differ."""
+    """The received model stands in for the previous one; from round 2 on, MOON differs."""
     weights, means = trained(start_run, "moon", ALL, hyper(mu=3.0), rounds=1)
     expected, plain = trained(start_run, "fedavg", ALL, rounds=1)
     bitwise(weights, expected)
@@ -201,7 +201,7 @@ def test_the_first_time_it_is_fedavg_with_log_two_in_the_loss(start_run):
 
 
 def by_copies(method, data, received, previous, *, mu, temperature):
-    """Train as the paper says, with whole copies of both models, frozen, in evaluation mode."""
+    """Train as in the paper, with frozen copies of both whole models in evaluation mode."""
     frozen = []
     for weights in (received, previous):
         twin = copy.deepcopy(method)
@@ -283,7 +283,7 @@ def test_a_late_first_visit_equals_training_against_the_initial_model(start_run,
 
 
 def test_first_visits_differ_from_round_two_on(start_run):
-    """In round 1 the initial model is the one received; later clients that return are the same."""
+    """In round 1 the received model is the initial one; for returning clients nothing differs."""
 
     def weights(rounds, per_round, first_visit):
         layers = {"federation": {"per_round": per_round}}, hyper(mu=3.0, first_visit=first_visit)
@@ -313,7 +313,7 @@ def test_representations_carry_no_gradient_and_leave_the_module_alone(start_run)
     assert all(part.training for part in method.modules())
     bitwise(dict(method.state_dict()), before)
     assert {n: t.data_ptr() for n, t in method.state_dict().items()} == places
-    # evaluation mode: what an image is mapped to does not depend on its batch
+    # evaluation mode: an image's representation does not depend on its batch
     assert_close(method.representation(images[:1], other), z[:1])
 
 
@@ -337,12 +337,12 @@ def test_a_stronger_contrast_keeps_representations_near_the_global_models(start_
         pull = F.cosine_similarity(z, z_glob) - F.cosine_similarity(z, z_prev)
         return float(pull.mean())
 
-    # no run with mu = 0 keeps a model, hence next to nothing instead
+    # a run with mu = 0 keeps no model, so a tiny mu stands in
     weak, strong = similarity(1e-6), similarity(5.0)
     assert strong > weak + 0.01
 
 
-# ----------------------------------------------------------------------- what a client keeps
+# ----------------------------------------------------------------------------- client memory
 
 
 @pytest.mark.parametrize("proj_dim", [None, 16])
@@ -373,7 +373,7 @@ def test_a_client_keeps_its_last_model_without_the_classifier(start_run, recorde
     ],
 )
 def test_batch_normalisation_is_kept_once(start_run, recorder, bn, kept):
-    """What never changes is not kept, nor what ``local`` keeps anyway; counters are of no use."""
+    """Not kept: constants, what ``local`` keeps anyway, and counters, which have no use."""
     start_normalised(start_run, bn, executor=recorder).rounds(1)
     for memory in recorder.memories.values():
         assert set(memory["previous"]) == {f"backbone.{name}" for name in kept}
@@ -391,7 +391,7 @@ def test_an_absent_clients_model_stays(start_run, recorder):
 
 
 def test_a_kept_model_that_crossed_processes_gives_the_same_bits(start_run, recorder):
-    """Encoding forgets that convolutions lie with channels last, the default here."""
+    """Encoding loses the channels-last format of convolutions, the default here."""
     run = start_run("moon", ALL, executor=recorder)
     run.rounds(1)
     memory = recorder.memories["client_1"]

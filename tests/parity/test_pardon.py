@@ -1,4 +1,4 @@
-"""PARDON: the loss worked out by hand, its readings and ablations, and what travels."""
+"""PARDON: the loss worked out by hand, its presets and ablations, and messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOWEST, HIGHEST = [1, 0, 0, 1], [2, 3, 3, 2]
 
 
 class Scores(nn.Module):
-    """Gives the four originals their logits, and others none."""
+    """Gives any four images the logits of the four originals."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ class Scores(nn.Module):
 
 
 def as_images(features):
-    """Return images that `Features` reads these features off."""
+    """Return images from which `Features` reads these features."""
     images = torch.zeros(len(features), 3, 4, 4)
     images[:, 0, 0, :2] = features
     return images
@@ -114,7 +114,7 @@ def test_a_batch_of_one_class_has_no_triplets(negatives):
 
 
 def test_a_larger_margin():
-    """With m = 10 every hinge is open: the term is m plus mean distance gaps."""
+    """With m = 10 every hinge is active: the term is m plus mean distance gaps."""
     small, large = (total_loss(build(negatives="set_mean", margin=m)) for m in (10.0, 11.0))
     assert large - small == pytest.approx(0.75, abs=1e-5)
 
@@ -176,7 +176,7 @@ def test_presets(preset, expected):
         s.median,
         s.strength,
     ) == expected
-    # what all readings share
+    # shared by all presets
     assert (s.negatives, s.feature_reduction, s.style_augment) == ("random_one", "elements", True)
     assert (s.triplet_weight, s.feature_weight, s.margin, s.ablation) == (0.75, 0.2, 0.3, "v5")
 
@@ -191,11 +191,11 @@ def test_one_file_or_several():
     assert validate(PardonSettings, {"style_weights": None}).style_weights == ()
 
 
-# ------------------------------------------------------------------------- styles, once
+# -------------------------------------------------------------------- styles, sent once
 
 
 def tinted():
-    """Three reddish and two bluish clients, so that their styles form two clusters."""
+    """Three clients with less red and two with less blue: their styles form two clusters."""
     federation = toy_federation()
     images = federation.images.copy()
     everything = np.sort(np.concatenate(list(federation.clients.values())))
@@ -219,7 +219,7 @@ def prepared(start_run, recorder, *layers, **parts):
 
 
 def test_every_client_sends_one_style_and_gets_one(start_run, recorder):
-    """2 x 3 floats are 24 bytes; 4 clients up, and down with the first model they get."""
+    """2 x 3 floats are 24 bytes: up from 4 clients, and down with the first model they receive."""
     run = start_run("pardon", PIXEL, executor=recorder)
     once, *results = run.rounds(3)
     styles = [reply.value["style"] for reply in recorder.replies[:4]]
@@ -258,7 +258,7 @@ def test_other_readings_of_the_server_style(start_run, recorder, coloured, value
 
 
 def test_a_style_without_clusters_is_that_of_all_pixels(start_run, recorder):
-    """v1, of images as stored: channel means, and deviations with 1e-5 under the root."""
+    """v1, on stored images: channel means, and deviations with 1e-5 under the root."""
     run, styles = prepared(start_run, recorder, pixel(ablation="v1", style_augment=False))
     for style, index in zip(styles, run.federation.clients.values(), strict=True):
         pixels = torch.from_numpy(run.federation.images[index]).double().flatten(0, 2) / 255
@@ -351,7 +351,7 @@ def batches(start_run, recorder, *layers):
 
 
 def test_transferred_beforehand_or_in_the_batch(start_run, recorder):
-    """Without augmentation they are the same but for rounding to 8 bits."""
+    """Without augmentation both are the same, up to rounding to 8 bits."""
     run, seen, reply = batches(start_run, recorder, PLAIN, pixel(transfer="cached"))
     style = run.server.broadcast["style"]
     assert [images.shape[0] for images in seen] == [2, 2]

@@ -1,4 +1,4 @@
-"""Perturbed styles of CCST and FedCCRL; PARDON's are with its own tests."""
+"""Perturbed styles of CCST and FedCCRL; for PARDON's, see its own tests."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_commutes_with_the_normalisation_of_channels(seed):
         return (x - shift[:, None, None]) / scale[:, None, None]
 
     before = restyle(normalised(images), (mean - shift) / scale, std / scale, mix)
-    # The offset under the root is not scaled along: agreement up to 1e-6 / variance.
+    # The offset under the root is not scaled: agreement up to 1e-6 / variance.
     torch.testing.assert_close(
         before, normalised(restyle(images, mean, std, mix)), rtol=0, atol=1e-3
     )

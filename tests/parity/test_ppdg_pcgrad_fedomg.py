@@ -1,4 +1,4 @@
-"""PPDG, PCGrad and FedOMG: published numbers, the rules written out on vectors, and edges."""
+"""PPDG, PCGrad and FedOMG: published numbers, the rules written out on vectors, and edge cases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def approx(values):
 
 
 def aligned(g, strength, reading, order, only_conflicts=True):
-    """The four readings on the vectors themselves."""
+    """Return the aligned vectors under each of the four values of ``reading``."""
     h = g.copy()
     for i, j in itertools.product(order, order):
         tested = {"eq5": (g[i], g[j]), "pcgrad_style": (h[i], g[j])}.get(reading, (h[i], h[j]))
@@ -190,7 +190,7 @@ def test_ppdg_by_tensor_is_the_rule_on_each_tensor(reading):
 
 
 def test_ppdg_visits_clients_in_an_order_drawn_for_each_round():
-    """Two clients have two orders, whose results the paper's numbers tell apart."""
+    """Two clients have two orders, which give different numbers in the paper."""
     by_order = {(0, 1): [-0.04, 0.52], (1, 0): [0.04, 0.48]}
     torch.manual_seed(0)
     found = [step("ppdg", TWO, strength=0.1, round=r).tolist() for r in range(1, 21)]
@@ -247,7 +247,7 @@ def projected(g, order):
 
 
 class TestProjection(RuleTester):
-    """Numbers of images have no say."""
+    """Image counts have no effect."""
 
     name = "pcgrad"
     usual = IN_ORDER
@@ -355,7 +355,7 @@ def test_pcgrad_meets_the_others_in_an_order_drawn_for_each_round():
 
 
 def test_projection_survives_norms_that_underflow_in_single_precision():
-    """1e-23 squared is 0 in float32, and next to nothing in float64."""
+    """1e-23 squared is 0 in float32, and tiny in float64."""
     tiny, small = [[1.0, 1.0], [-1e-23, 0.0]], [[1.0, 1.0], [-1e-14, 0.0]]
     assert step("pcgrad", tiny, reduction="sum").tolist() == approx([1, 1])
     assert project_conflicts(torch.tensor(tiny), reduction="sum").tolist() == approx([1, 1])
@@ -418,7 +418,7 @@ class TestMatching(RuleTester):
 
 
 def dual(gram, u, kappa):
-    """The function that the search makes least, for weights u (..., K), of updates as given."""
+    """Return the objective of the search, for weights u (..., K) and updates as given."""
     norm = np.sqrt(np.einsum("...i,ij,...j->...", u, gram, u))
     return u @ gram.mean(axis=1) + kappa * np.sqrt(gram.mean()) * norm
 
@@ -434,7 +434,7 @@ def simplex(clients, parts=400):
 
 
 def weights_of(gram, kappa, **options):
-    """Return u from the coefficients: 1 / K is in all, and the rest is in proportion to u."""
+    """Return u from the coefficients: all contain 1 / K, and the rest is proportional to u."""
     rows = conflict_averse_coefficients(torch.from_numpy(gram), kappa=kappa, **options).numpy()
     rest = rows * (1 + kappa**2) - 1 / len(gram)
     return rest / rest.sum()
@@ -442,7 +442,7 @@ def weights_of(gram, kappa, **options):
 
 @pytest.mark.parametrize("clients", [2, 3])
 def test_the_search_comes_near_the_least_value_on_a_grid(clients):
-    """Of the way from equal weights to the best, 20 steps go nearly all."""
+    """20 steps cover nearly all of the way from equal weights to the best ones."""
     grid = simplex(clients)
     ways = []
     for seed in range(20):
@@ -458,7 +458,7 @@ def test_the_search_comes_near_the_least_value_on_a_grid(clients):
 
 
 def test_more_steps_search_better_among_many_clients():
-    """Against the best of 4000 steps; 20 steps leave several percent of the way."""
+    """Against the best of 4000 steps, 20 steps leave several percent of the way."""
     rng = np.random.default_rng(5)
     g = (rng.normal(size=(20, 40)) + 0.2 * rng.normal(size=40)).astype(np.float32)
     g = g.astype(np.float64)
@@ -477,8 +477,8 @@ def test_more_steps_search_better_among_many_clients():
 
 
 def test_fedomg_helps_the_worst_off():
-    """In the mean the first client loses; the matched step is better for it, and no longer than
-    1 + kappa times the mean."""
+    """The mean harms the first client; the matched step is better for it, and at most 1 + kappa
+    times as long as the mean."""
     g = np.array([[1.0, 0.0, 0.2], [-1.5, 1.0, 0.0], [-1.0, 1.2, 0.1]])
     mean = g.mean(axis=0)
     assert (g @ mean).min() < 0
@@ -493,7 +493,7 @@ def test_fedomg_helps_the_worst_off():
 @pytest.mark.parametrize(
     ("deltas", "expected"),
     [
-        # Of two updates of one length at a right angle, equal weights are the best: the step is
+        # For two orthogonal updates of equal length, equal weights are best: the step is
         # (1 + kappa) / (1 + kappa^2) times the mean.
         ([[100, 0], [0, 100]], [60, 60]),
         ([[100, 0], [-100, 0]], [0, 0]),

@@ -1,4 +1,4 @@
-"""The store of a round's updates: memory or disk, one thread or many, and when things fail."""
+"""The store of a round's updates: memory or disk, one thread or many, and failures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def combined(count=5, **options):
 
 @pytest.fixture
 def limits(monkeypatch):
-    """Return a way to set how much is kept in memory, or computed at once."""
+    """Return a function that limits how much is kept in memory, or computed at once."""
     return partial(monkeypatch.setattr, round_updates)
 
 

@@ -1,4 +1,4 @@
-"""Scaffold: controls worked out by hand, against a float64 simulation, and what travels."""
+"""Scaffold: controls worked out by hand, against a float64 simulation, and messages."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def test_the_server_step_moves_the_model_alone(start_run):
 
 
 def simulate(clients, cohorts, rate, *, epochs=1, momentum=0.0, decay=0.0, uniform, persist=False):
-    """SCAFFOLD on numbers; the images of a client are equal, so that their order is nothing.
+    """SCAFFOLD on numbers; the images of a client are equal, so their order does not matter.
 
     ``rate`` gives the learning rate of a round and epoch. A gradient enters theta with its rate in
-    its own step, and by momentum again in later ones: ``entered`` sums up all of it.
+    its own step and, through momentum, again in later steps: ``entered`` is the sum of these.
     """
     v, c, own = 1.0, 0.0, [0.0] * len(clients)
     buffers = [(0.0, 0.0)] * len(clients)
@@ -176,13 +176,13 @@ def test_five_rounds_of_three_in_five_clients(start_run, uniform, train):
         assert found == pytest.approx(own[k], rel=1e-6)
 
 
-# ------------------------------------------------------------------- what controls are good for
+# --------------------------------------------------------------------------- effect of controls
 
 UNEQUAL = [[(1, 0)], [(4, 6)] * 3, [(2, 9)] * 2]
 
 
 def minimiser(shares):
-    """Where the mean of the clients' losses by shares is least."""
+    """Return the minimiser of the clients' mean loss, weighted by shares."""
     pairs = [held[0] for held in UNEQUAL]
     return sum(p * a * b for p, (a, b) in zip(shares, pairs, strict=True)) / sum(
         p * a for p, (a, _) in zip(shares, pairs, strict=True)
@@ -204,7 +204,7 @@ def end(start_run, weighting, *, corrected=True, **train):
 def test_many_local_steps_end_at_the_minimiser_of_the_weighted_loss(
     start_run, weighting, shares, train
 ):
-    """Clients of unlike curvature and size; with momentum, too, the controls settle."""
+    """Clients differ in curvature and size; controls converge with momentum, too."""
     assert end(start_run, weighting, **train) == pytest.approx(minimiser(shares), rel=1e-6)
 
 
@@ -214,7 +214,7 @@ def test_without_controls_they_end_elsewhere(start_run):
 
 
 def test_the_control_is_the_mean_of_the_clients_controls(start_run):
-    """By images, also of clients that have not been asked yet, whose controls are 0."""
+    """Weighted by images, including clients not asked yet, whose controls are 0."""
     run = quadratics(start_run, UNEQUAL, federation={"per_round": 1}, lr=0.05)
     for upto in range(1, 7):
         run.rounds(upto)
@@ -243,7 +243,7 @@ def test_the_second_round_is_not(start_run):
     assert any(not torch.equal(found[name], expected[name]) for name in expected)
 
 
-# -------------------------------------------------------------------- what travels and is kept
+# ------------------------------------------------------------------ messages and client memory
 
 
 class Normed(nn.Module):
@@ -355,7 +355,7 @@ def test_the_change_of_a_control():
 
 
 class TestScaffold(MethodTester):
-    """Alone a client's control is the server's, so that nothing is corrected.
+    """A lone client's control equals the server's, so nothing is corrected.
 
     small_cnn has no buffers: every tensor of the model has a control.
     """

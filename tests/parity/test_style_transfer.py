@@ -30,7 +30,7 @@ DEEPER = dict.fromkeys((32, 35, 38, 42, 45, 48, 51), (512, 512))
 
 
 def state_dict(layers: dict[int, tuple[int, int]], seed: int) -> dict[str, Tensor]:
-    """Random weights under the original files' keys."""
+    """Return random weights under the original files' keys."""
     random = torch.Generator().manual_seed(seed)
     tensors = {}
     for index, (width, out) in layers.items():
@@ -44,7 +44,7 @@ def state_dict(layers: dict[int, tuple[int, int]], seed: int) -> dict[str, Tenso
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> tuple[str, str]:
-    """Files of the shapes and keys of vgg_normalised.pth and decoder.pth."""
+    """Files with the shapes and keys of vgg_normalised.pth and decoder.pth."""
     folder = tmp_path_factory.mktemp("original")
     paths = folder / "vgg_normalised.pth", folder / "decoder.pth"
     torch.save(state_dict(ENCODER | DEEPER, 0), paths[0], _use_new_zipfile_serialization=False)

@@ -1,4 +1,4 @@
-"""What holds for the mean of any states with any shares."""
+"""Properties of the mean of any states with any shares."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_order_of_clients_does_not_matter(federation, random):
 def test_splitting_a_client_in_two_changes_nothing(federation, data):
     states, sizes = federation
     chosen = data.draw(st.integers(0, len(states) - 1))
-    sizes[chosen] += 1  # so that there are two images to part
+    sizes[chosen] += 1  # so that there are two images to split
     part = data.draw(st.integers(1, sizes[chosen] - 1))
     halves = [*sizes, part]
     halves[chosen] -= part

@@ -1,4 +1,4 @@
-"""Every payload comes back from its bytes as it was; no other bytes do harm."""
+"""Every payload survives encoding and decoding; other bytes are refused or harmless."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8
 
 @st.composite
 def tensors(draw):
-    """A tensor of any type and layout, of up to four dimensions of 0 to 3 entries."""
+    """Return a tensor of any type and layout, with up to four dimensions of 0 to 3 entries."""
     shape = draw(st.lists(st.integers(0, 3), max_size=4))
     dtype = draw(st.sampled_from(DTYPES))
     seed = draw(st.integers(0, 2**32))
@@ -43,7 +43,7 @@ PAYLOADS = st.recursive(
 
 
 def description(payload):
-    """Say all there is to say of a payload, types and NaN included, as text."""
+    """Return a complete description of a payload as text, types and NaN included."""
     if isinstance(payload, Tensor):
         return f"{payload.dtype}{tuple(payload.shape)}{payload.tolist()!r}"
     if isinstance(payload, list):

@@ -1,4 +1,4 @@
-"""Metrics equal those of scikit-learn, SciPy and wilds, whatever the predictions."""
+"""Metrics equal those of scikit-learn, SciPy and wilds for any predictions."""
 
 from __future__ import annotations
 

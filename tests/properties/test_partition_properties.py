@@ -26,7 +26,7 @@ SEEDS = st.integers(0, 2**63 - 1)
 
 
 def main_domains(sizes, num_clients):
-    """Return u and, client by client, the main domain."""
+    """Return u, the clients per domain, and each client's main domain."""
     u = [int(n > 0) for n in sizes]
     while sum(u) < num_clients:
         ratios = [n / c if c else 0 for n, c in zip(sizes, u, strict=True)]

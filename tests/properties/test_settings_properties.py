@@ -1,4 +1,4 @@
-"""Layers of settings merge in any grouping; whatever is wrong is said in one line."""
+"""Merging layers of settings is associative; every error message is one line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_empty_layer_changes_nothing(layer):
 
 
 def refusal(function, *args):
-    """Return the sentence with which a function refuses its arguments, if it does."""
+    """Return the message with which a function refuses its arguments, or ``None``."""
     try:
         function(*args)
     except SettingsError as error:
