@@ -725,7 +725,7 @@ def test_a_packed_file_of_several_streams_is_read_whole(tmp_path, several, caplo
         store.save(record)
     (path,) = pack_runs(tmp_path)
     lines = lzma.decompress(path.read_bytes()).splitlines(keepends=True)
-    path.write_bytes(b"".join(map(lzma.compress, lines)) + bytes(8))  # joined as by `cat`, and padded
+    path.write_bytes(b"".join(map(lzma.compress, lines)) + bytes(8))  # as by `cat`, padded
     assert len(read_runs(tmp_path)) == 3
     store.save(several[3].model_copy(update={"recipe": "quick"}))
     assert pack_runs(tmp_path) == [path]

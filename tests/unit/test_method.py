@@ -323,7 +323,7 @@ def test_private_state_stays_with_its_client(start_run):
         other.memory["private state"]["classifier.weight"],
     )
 
-    method.fit = lambda _: LocalUpdate(method.state.private_weights())  # the state at the start of a task
+    method.fit = lambda _: LocalUpdate(method.state.private_weights())  # at the start of a task
     back = worker.run(Task("client_0", "fit", 2, received, {}, first.memory))
     bitwise(back.value.weights, first.memory["private state"])
     newcomer = worker.run(Task("client_2", "fit", 2, received, {}))

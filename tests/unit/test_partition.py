@@ -69,7 +69,7 @@ def test_domains_of_one_size_are_packed_in_order_of_their_ids():
 
 
 def test_binary_noise_moves_the_reference_rounding_only():
-    # 49 * (1 / 49) is slightly below 1: the authors' code floors it to 0 and deals anew from 0
+    # 49 * (1 / 49) is slightly below 1: the authors' code floors it to 0 and deals from client 0
     assert 49 * (1 / 49) < 1
     ours = heterogeneous_counts((1, 49), 50, 0)
     assert ours.tolist() == [[1, 0]] + [[0, 1]] * 49
