@@ -235,7 +235,7 @@ def plan(method="fedavg", *, cache=None, **engine):
 
 
 def test_keys():
-    """Clients trained one by one keep the key from before batched clients existed."""
+    """Runs with clients one by one keep the key from before batched clients existed."""
     exact = plan()
     assert "engine" not in exact.canonical
     assert plan(clients="exact", together=3).key == exact.key

@@ -540,7 +540,7 @@ LEAVES = st.one_of(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_a_record_holds_no_table_is_stopped(tmp_path, data):
-    """Records are changed at random places, some with a matching key; tables still come out."""
+    """Records are changed at random, some with a matching key; tables and frames come out."""
     with tempfile.TemporaryDirectory(dir=tmp_path) as name:
         root, out = Path(name) / "records", Path(name) / "out"
         values = make_record().as_json()

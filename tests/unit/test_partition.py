@@ -269,7 +269,7 @@ def test_kinds_without_a_number_of_clients_ignore_it():
 
 
 def held(kind, train, id_val, *, clients=4, seed=3, **values):
-    """Return a partition, and training and validation images by client; odd: domain 1."""
+    """Return a partition, training and validation images by client; odd images: domain 1."""
     settings = PartitionSettings(kind=kind, clients=clients, min_client_size=0, **values)
     train, id_val = np.asarray(train), np.asarray(id_val, dtype=np.int64)
     partition = make_partition(settings, train, train % 2, seed=seed)

@@ -372,7 +372,7 @@ def test_the_model_moves_by_the_noisy_mean_of_clipped_updates():
 
 
 def test_one_client_moves_the_model_by_no_more_than_the_clip_norm():
-    """With equal noise, another update of one client moves the model by at most 2 norms over K."""
+    """With equal noise, changing one update moves the model by at most two clip norms over K."""
     moved = []
     for spoiled in (False, True):
         run = start_toy_run("fedavg", DP, FIXED, {"federation": {"per_round": None}})

@@ -67,7 +67,7 @@ def simulated(
 def test_nothing_is_called_better_more_often_than_the_level(
     scenarios: int, seeds: int, deviation: float
 ) -> None:
-    """A test over all (scenario, seed) pairs does so in up to 39 % of these cases."""
+    """A test over all (scenario, seed) pairs finds a difference in up to 39 % of these cases."""
     rng = np.random.default_rng([scenarios, seeds, int(deviation)])
     marked = 0
     for _ in range(DRAWS):

@@ -142,7 +142,7 @@ def test_a_clone_of_this_machine_steals_nothing(leases: Leases, clock: Clock) ->
     assert lease is not None
     clone = Leases(leases.folder, expiry=60.0, clock=clock, here=leases.here.with_name("clone"))
     assert look(clone) is None
-    shutil.rmtree(leases.here)  # nor does anyone if its sign of life is deleted
+    shutil.rmtree(leases.here)  # nor does anyone if its lock is deleted
     assert look(leases) is None
     lease.beat()
     assert not lease.lost

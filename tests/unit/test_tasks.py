@@ -70,7 +70,7 @@ BARE = dict.fromkeys(("brightness", "contrast", "saturation", "hue", "grayscale"
 
 
 class Landsat(DomainDataset):
-    """Images of three countries with five bands, of which the third shows the target."""
+    """Five-band images of three countries, whose third band encodes the target."""
 
     name = "landsat"
     title = "Landsat"
