@@ -1,4 +1,4 @@
-"""Archives that try to leave their folder, or to fill the disk; and honest ones."""
+"""Unpacking of archives: valid ones, path traversal, archive bombs, damaged files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def refused(archive: Path, word: str, room: int = ROOM) -> None:
-    """Check that an archive is refused in one sentence, and that nothing is left of it."""
+    """Check that an archive is refused with a one-line message and leaves no files behind."""
     before = contents(archive.parent)
     with pytest.raises(DataError, match=word) as caught:
         unpack_archive(archive, archive.parent / "out", room)
@@ -50,7 +50,7 @@ def test_files_and_folders(tmp_path, mode):
     archive = make(tmp_path / "archive", entries, mode)
     expected = {"a": None, "a/one.jpg": b"1" * 3_000_000, "b": None, "b/c": None}
     expected["b/c/é.png"] = b"3" * 512
-    for _ in range(2):  # what an earlier call left is replaced
+    for _ in range(2):  # the second call replaces the first call's output
         assert unpack_archive(archive, tmp_path / "out", ROOM) == 2
         assert contents(tmp_path / "out") == expected
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out"]

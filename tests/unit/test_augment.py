@@ -1,4 +1,4 @@
-"""Augmentation: the formulas are torchvision's, the draws are every image's own."""
+"""Augmentation: formulas match torchvision; random draws are independent per image."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def only(**strengths: object) -> Augment:
 
 
 def colour_lattice() -> torch.Tensor:
-    """Return one image whose pixels have every tie of channels, grey, black and white."""
+    """Return one image whose pixels cover all ties between channels, grey, black and white."""
     levels = torch.tensor(list(product([0.0, 0.2, 0.5, 0.9, 1.0], repeat=3)))  # (125, 3)
     return levels.T.reshape(1, 3, 5, 25)
 
@@ -111,7 +111,7 @@ def test_crops_are_torchvisions(height, width):
     on_cpu = crop_and_flip(images, boxes, mirrored) * 255
     assert (on_cpu - expected["bytes"]).abs().max() < 1.01
     assert (on_cpu - floats).abs().max() < 1.01
-    assert (on_cpu - floats).mean().abs() < 0.2  # rounded, not cut off
+    assert (on_cpu - floats).mean().abs() < 0.2  # rounded, not truncated
 
 
 @pytest.mark.parametrize("pixels", [torch.uint8, torch.float16])
@@ -260,12 +260,12 @@ def test_brightness_is_drawn_from_its_whole_range():
     assert factors.mean() == pytest.approx(1, abs=0.02)
     wide = only(brightness=1.5)(grey, seeded()).amax(dim=(1, 2, 3)) * 2.55
     assert wide.min() < 0.02
-    assert (wide == 0).float().mean() < 0.01  # from [0, 2.5], not from [-0.5, 2.5] and cut off
+    assert (wide == 0).float().mean() < 0.01  # from [0, 2.5], not clipped from [-0.5, 2.5]
 
 
 def test_colours_are_adjusted_in_different_orders():
-    # Black and white halves: brightened, then less contrast, they still sum to 1; less contrast,
-    # then brightened, they sum to more; brightness below 1 gives less either way.
+    # A white and a black row: brightening, then reducing contrast keeps their sum at 1; the reverse
+    # order makes it larger than 1; a brightness factor below 1 makes it smaller in either order.
     image = torch.zeros(1, 2, 2, 3, dtype=torch.uint8)
     image[0, 0] = 255
     sums = set()

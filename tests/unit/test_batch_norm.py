@@ -1,4 +1,4 @@
-"""Batch normalisation: found by type, named, frozen."""
+"""Batch normalisation: detection by type, names in the state, freezing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_frozen_layers_take_vectors_too():
 
 
 def test_a_layer_that_activates_too_still_does():
-    """As in timm's EfficientNet, whose layers of batch normalisation hold the activations."""
+    """As in timm's EfficientNet, whose batch-normalisation layers include the activation."""
     timm = pytest.importorskip("timm")
     net = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Clients that step together: the same numbers as one by one, up to rounding."""
+"""Batched clients: same results as training one by one, up to rounding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOGETHER = [name for name in names("method") if not one_by_one(load_method(name)
 
 
 class Spread(FedAvg):
-    """Its loss depends on pairs of a batch's images: an image of weight 0 would change it."""
+    """Its loss couples the images of a batch: an image of weight 0 would change it."""
 
     def training_step(self, batch, batch_idx):
         images, labels = batch
@@ -36,7 +36,7 @@ class Spread(FedAvg):
 
 
 class Told(FedAvg):
-    """Its training step reads what the server tells all clients."""
+    """Its training step reads the server's broadcast."""
 
     downlink = ("target",)
 
@@ -50,7 +50,7 @@ class Told(FedAvg):
 
 
 class ToldApart(Told):
-    """Its server tells each client something else."""
+    """Its server sends each client a different message."""
 
     def run_round(self, server):
         tell = {name: {"target": 5.0 * torch.ones(()) * i} for i, name in enumerate(server.cohort)}
@@ -58,7 +58,7 @@ class ToldApart(Told):
 
 
 class Dropping(FedAvg):
-    """Draws in its training step."""
+    """Draws random numbers in its training step."""
 
     def training_step(self, batch, batch_idx):
         images, labels = batch
@@ -66,7 +66,7 @@ class Dropping(FedAvg):
 
 
 class Naming(FedAvg):
-    """Treats one client in another way."""
+    """Treats one client differently."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -74,7 +74,7 @@ class Naming(FedAvg):
 
 
 def replies(plugin, *layers):
-    """Return the clients' replies to round 1, exact and batched."""
+    """Return the initial weights and the clients' replies to round 1, exact and batched."""
     found = []
     for layer in ({}, BATCHED):
         run = start_toy_run(plugin, ALL, *layers, layer)
@@ -86,7 +86,7 @@ def replies(plugin, *layers):
 
 
 def distance(found, expected, start):
-    """Return how far weights are from those expected, relative to the way from the start."""
+    """Return the distance to the expected weights, relative to their distance from the start."""
     way = sum((expected[n].double() - start[n].double()).square().sum() for n in start)
     off = sum((found[n].double() - expected[n].double()).square().sum() for n in start)
     return float((off / way).sqrt())
@@ -101,7 +101,7 @@ def all_near(start, exact, batched, bound):
 
 @pytest.mark.parametrize("plugin", [*TOGETHER, Spread, Told])
 def test_one_step_of_unequal_batches_has_the_same_gradient(plugin):
-    """9, 11, 12 and 12 images; the step of SGD with rate 1 is the gradient."""
+    """Clients have 9, 11, 12 and 12 images; an SGD step with rate 1 is the gradient."""
     layer = no_file(plugin) if isinstance(plugin, str) else {}
     start, exact, batched = replies(plugin, layer, SGD)
     all_near(start, exact, batched, 1e-5)
@@ -123,7 +123,7 @@ def test_two_epochs_of_unequal_clients_are_the_same(train):
 
 
 def test_a_client_without_a_batch_left_moves_neither_itself_nor_its_moments():
-    """Three images a batch: the first client has three steps, the others four."""
+    """With batches of three, the first client takes three steps, the others four."""
     train = {"train": {"batch_size": 3, "optimizer_state": "persist", "eps": 1e-4}}
     runs = [start_toy_run("fedavg", ALL, train, layer) for layer in ({}, BATCHED)]
     for run in runs:
@@ -158,7 +158,7 @@ def test_a_round_of_a_regression_is_the_same():
     assert 0 < distance(runs[1].server.weights, runs[0].server.weights, start) < 1e-3
 
 
-# --------------------------------------------------------------------------- what stays exact
+# ------------------------------------------------------------------ fallback to exact clients
 
 
 def test_clients_that_are_told_something_of_their_own_train_one_by_one():
@@ -169,7 +169,7 @@ def test_clients_that_are_told_something_of_their_own_train_one_by_one():
 
 
 def test_which_methods_step_together():
-    """Those that leave the client half to `Method`, and whose step neither draws nor derives."""
+    """Methods with the client half of `Method` and a step without random draws or derivatives."""
     assert TOGETHER == ["agrrand", "agrsum", "fedavg", "fedgma", "fedomg", "pcgrad", "ppdg"]
 
 
@@ -212,7 +212,7 @@ def test_frozen_batch_normalisation_is_not(fold):
 
 @pytest.mark.nightly
 def test_processes_give_the_same_bits():
-    """Groups are those of the cohort, whoever trains them."""
+    """Groups depend on the cohort only, not on the worker that trains them."""
     layers = ALL, {"engine": {"clients": "batched", "together": 3}}
     executor = ProcessExecutor(2)
     try:
@@ -235,7 +235,7 @@ def plan(method="fedavg", *, cache=None, **engine):
 
 
 def test_keys():
-    """What is computed one by one has the key that it had before there was another way."""
+    """Runs with clients one by one keep the key from before batched clients existed."""
     exact = plan()
     assert "engine" not in exact.canonical
     assert plan(clients="exact", together=3).key == exact.key
@@ -262,7 +262,7 @@ def test_the_command(feddg, tmp_path, caplog):
     assert done.code == 0, done.err
     assert caplog.text.count("one by one") == 1
     assert feddg(*given).code == 0
-    assert len(list((tmp_path / "runs").rglob("*.json"))) >= 3  # scaffold's is the same record
+    assert len(list((tmp_path / "runs").rglob("*.json"))) >= 3  # SCAFFOLD's record is the same
     wrong = feddg(*given, "engine.clients=both")
     assert wrong.code == 2
     assert "engine.clients" in wrong.err

@@ -1,4 +1,4 @@
-"""Cards of methods: what is on file is what a run shows."""
+"""Cards of methods: the cards on file match those of a run."""
 
 from __future__ import annotations
 

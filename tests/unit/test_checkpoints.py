@@ -1,4 +1,4 @@
-"""Checkpoints: what is damaged, changed or of another run is refused in a sentence that helps."""
+"""Checkpoints: damaged, changed or foreign files are refused with a helpful message."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def path(tmp_path, kept):
 
 
 def rewrite(path, change):
-    """Change the content of a checkpoint and give it the digest that goes with it."""
+    """Change the content of a checkpoint and update its digest."""
     state = decode(path.read_bytes()[HEAD + 32 :])
     change(state)
     data = encode(state)
@@ -235,7 +235,7 @@ def test_left_overs_of_a_run_are_removed_and_no_others(tmp_path, kept):
 
 
 def after(done, run):
-    """Return a checkpoint of a toy run after so many rounds."""
+    """Return a checkpoint of a toy run after ``done`` rounds."""
     run.rounds(done)
     record = make_record({"evaluation": {"start": 50}}).as_json()
     record = RunRecord.model_validate({**record, "rounds": [entry(i + 1) for i in range(done)]})
@@ -247,7 +247,7 @@ def after(done, run):
 
 @pytest.mark.parametrize("method", ["scaffold", "moon", "fedbn"])
 def test_bytes_grow_with_the_clients_of_a_round(tmp_path, method, monkeypatch):
-    """One of four clients changes in a round: its state is written, and the others' are not."""
+    """One of four clients changes per round: only its state is written."""
     normalised = (
         {"backbone": {"name": "resnet18", "pretrained": False}} if method == "fedbn" else {}
     )
@@ -272,7 +272,7 @@ def test_bytes_grow_with_the_clients_of_a_round(tmp_path, method, monkeypatch):
 
 
 def test_a_stop_between_any_two_file_operations_resumes_with_the_same_bits(tmp_path, monkeypatch):
-    """Before and after each operation the disk holds the state of one round or of the next."""
+    """Before and after each operation, the disk holds the state of round 1 or of round 2."""
     run = start_toy_run("scaffold", {"federation": {"per_round": 2}})
     folder, instants = tmp_path / "run", []
     path = folder / f"{make_record({'evaluation': {'start': 50}}).key}.safetensors"
@@ -352,7 +352,7 @@ def clock(monkeypatch):
 
 
 def offered(writer, path, kept, clock, seconds):
-    """Offer a round each so many seconds, and return the rounds that were written at once."""
+    """Offer six rounds, ``seconds`` apart; return the round on disk after each."""
     written = []
     for number in range(6):
         checkpoint = kept.model_copy(update={"recipe": str(number)})

@@ -1,4 +1,4 @@
-"""Papers' claims, tested on records: verdicts, intervals, and in which frame."""
+"""Claims of papers, tested on records: verdicts, intervals and the chosen setup."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TITLE = "PARDON, Table I: leave two domains out"
 PACS = ("cs-a-p", "ps-c-a")
 SKETCH = (("photo", "art_painting", "cartoon"), None, "sketch")
 MANY = (0, 1, 3, 4, 5, 6, 7, 8)
-"""Seeds enough for a fabricated difference to be clear."""
+"""Enough seeds to make a fabricated difference significant."""
 FISC_6 = (("art_painting", "cartoon"), "photo", "sketch")
 
 
@@ -36,7 +36,7 @@ def runs(
     tuned: bool = False,
     scenarios: Sequence[str] = PACS,
 ) -> None:
-    """Save runs of two methods in a frame, of which one is far better."""
+    """Save runs of two methods in one setup; ``best`` is far better."""
     for method in ("pardon", "ccst"):
         for scenario in scenarios:
             for seed in seeds:
@@ -109,7 +109,7 @@ def test_the_papers_frame_goes_first_then_tuned_runs(tmp_path: Path) -> None:
 
 
 def fisc_6(root: Path, levels: Sequence[tuple[float, int]]) -> PaperClaim:
-    """Return the claim of FISC's Table 6 on runs with some (lambda, seed); of seed 2 CCST wins."""
+    """Return the claim of FISC's Table 6 on runs of these (lambda, seed); CCST wins on seed 2."""
     for method in ("pardon", "ccst"):
         for level, seed in levels:
             settings = in_frame("quick", "pacs", method)
@@ -130,7 +130,7 @@ def fisc_6(root: Path, levels: Sequence[tuple[float, int]]) -> PaperClaim:
 
 
 def test_a_mean_over_settings_says_which_and_takes_seeds_that_have_them_all(tmp_path: Path) -> None:
-    """Of FISC's Table 6 there are lambda 0 and 0.1, of seed 2 lambda 0.1 alone, far worse."""
+    """Seeds 0 and 1 have lambda 0 and 0.1; seed 2 has 0.1 only, and PARDON is far worse there."""
     found = fisc_6(tmp_path, ((0.0, 0), (0.1, 0), (0.0, 1), (0.1, 1), (0.1, 2)))
     assert found.tested is not None
     assert found.tested.columns == ("lambda 0.0", "lambda 0.1")
@@ -140,7 +140,7 @@ def test_a_mean_over_settings_says_which_and_takes_seeds_that_have_them_all(tmp_
 
 
 def test_seeds_of_other_columns_do_not_count(tmp_path: Path) -> None:
-    """Seed 2 has as many columns, but another one."""
+    """Seed 2 has as many columns, but a different one."""
     levels = ((0.0, 0), (0.1, 0), (0.0, 1), (0.1, 1), (0.0, 2), (0.5, 2))
     found = fisc_6(tmp_path, levels).tested
     assert found is not None
@@ -165,7 +165,7 @@ def test_where_the_paper_has_no_such_difference_nothing_can_be_told(tmp_path: Pa
 
 
 def test_a_claim_on_a_mean_of_more_columns_leaves_as_much_open(tmp_path: Path) -> None:
-    """FedCCRL's Table 2 prints the mean of four domains; there are runs of one."""
+    """FedCCRL's Table 2 prints the mean of four domains; only one domain has runs."""
     fedccrl(tmp_path, {"difp": True, "ra": True, "js": True}, better=True)
     fedccrl(tmp_path, {"difp": True, "ra": False, "js": False}, better=False)
     (found,) = [c for c in claims(read_runs(tmp_path)) if c.tested and "Table 2" in c.source]
@@ -189,7 +189,7 @@ def test_a_method_without_one_of_its_parts_does_not_stand_for_it(tmp_path: Path)
 
 
 def fedccrl(root: Path, parts: dict[str, bool], *, better: bool) -> None:
-    """Save runs of FedCCRL with some of its parts, the sketches left out."""
+    """Save runs of FedCCRL with some of its parts; sketch is the unseen domain."""
     for seed in MANY:
         settings = in_frame("quick", "pacs", "fedccrl")
         settings["hyper"] = {"ccdt": True, **parts}
@@ -206,7 +206,7 @@ def test_parts_of_a_method_are_claims_too() -> None:
 
 
 def test_a_part_is_missed_in_the_reading_that_it_was_taken_from(tmp_path: Path) -> None:
-    """PARDON as its paper reads it was run, too, and is far better."""
+    """PARDON with the preset ``paper`` was run, too, and is far better."""
     for preset, ablation in (("paper", "v5"), ("released", "v5"), ("released", "v3")):
         for seed in (0, 1, 2):
             settings = in_frame("quick", "pacs", "pardon")
@@ -237,7 +237,7 @@ def test_a_best_row_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def fpl_too(root: Path, rate: float = 0.5) -> None:
-    """Save runs of PARDON, CCST and FPL: PARDON leads by less than the seeds scatter."""
+    """Save runs of PARDON, CCST and FPL: PARDON leads by 3, 5 and 7 points."""
     for method, lead in (("pardon", 0.05), ("ccst", 0.0), ("fpl", 0.0)):
         for seed, noise in enumerate((-0.02, 0.0, 0.02)):
             settings: dict[str, Any] = in_frame("quick", "pacs", method)
@@ -258,7 +258,7 @@ def fpl_too(root: Path, rate: float = 0.5) -> None:
 
 
 def test_claims_of_one_method_are_corrected_for_their_number(tmp_path: Path) -> None:
-    """The differences are 3, 5 and 7 points: p = 0.0495 alone, the interval just excludes 0."""
+    """Differences of 3, 5 and 7 points: uncorrected p = 0.0495, the interval just excludes 0."""
     fpl_too(tmp_path)
     alone = t_test(np.array([3.0, 5.0, 7.0]))
     assert alone == pytest.approx(0.0495, abs=1e-4)

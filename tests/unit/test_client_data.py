@@ -1,4 +1,4 @@
-"""A client's batches: every image once, the same for the same name, and its learning rate."""
+"""A client's batches: each image once, reproducible by name; and its learning rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNCHANGED = AugmentSettings.model_validate(PLAIN["augment"])
 
 
 def federation():
-    """Images whose first pixel is their number, labels their number too."""
+    """Return a federation whose images have their index as first pixel and as label."""
     images = np.random.default_rng(0).integers(0, 256, (COUNT, SIDE, SIDE, 3), dtype=np.uint8)
     images[:, 0, 0, 0] = np.arange(COUNT)
     return Federation(images, SIDE, np.arange(COUNT), {}, (), COUNT)
@@ -55,7 +55,7 @@ def labels(batches):
 
 
 def domain_client(**train):
-    """Return a client whose images 0, 3, 6, ... are of domain 0, 1, 4, 7, ... of domain 1."""
+    """Return a client whose image ``i`` belongs to domain ``i % 3``."""
     client = make_client(augment=AugmentSettings(), **train)
     client.domain_ids = torch.arange(COUNT) % 3
     return client
@@ -92,7 +92,7 @@ def test_an_augmentation_that_changes_nothing_is_left_out(pixels, monkeypatch):
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("settings", [UNCHANGED, AugmentSettings(hue=0, grayscale=0)], ids=str)
 def test_batches_share_no_memory_with_the_images(pixels, augment, settings):
-    """However they are written into, with one image or all in a batch."""
+    """Writing into a batch, of one image or of all, changes no stored image."""
     bank = ImageBank(federation(), torch.device("cpu"))
     bank.images = torch.from_numpy(federation().images.astype(pixels))
     before = bank.images.clone(), bank.labels.clone()
@@ -269,7 +269,7 @@ def test_companions_follow_their_image_through_the_shuffle():
 
 
 def test_images_are_the_same_with_and_without_companions():
-    """Up to where the draws of later batches begin: the first batch."""
+    """Compare the first batch only, before later batches draw."""
     client = make_client(augment=AugmentSettings())
     alone = next(iter(client.batches(train=True)))
     beside = next(
@@ -311,7 +311,7 @@ def test_images_that_were_read_do_not_stay_in_the_memory_of_the_process(
 
 
 def resident(path):
-    """Return the bytes of a mapped file that count as this process's memory."""
+    """Return the resident bytes of a mapped file in this process."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     kib = [
         int(next(line for line in lines if line.startswith("Rss:")).split()[1])
@@ -346,7 +346,7 @@ def test_generators_are_the_clients_own():
     ],
 )
 def test_cosine_over_all_local_epochs_of_the_run(round, epochs, epoch, factor):
-    """(1 + cos(pi done / total)) / 2, of 10 rounds in all."""
+    """(1 + cos(pi done / total)) / 2, with 10 rounds in total."""
     client = make_client(round=round, schedule="cosine", local_epochs=epochs)
     assert client.lr_factor(epoch) == pytest.approx(factor, abs=1e-6)
 
@@ -356,7 +356,7 @@ def test_cosine_over_all_local_epochs_of_the_run(round, epochs, epoch, factor):
     [(1, 1, 0, 1.0), (2, 1, 0, 0.9), (1, 3, 2, 0.81), (3, 2, 1, 0.59049)],
 )
 def test_exponential_over_the_local_epochs_done(round, epochs, epoch, factor):
-    """0.9 to the power of the epochs of all rounds before, and of this one."""
+    """0.9 to the power of the local epochs done in earlier rounds and in this one."""
     client = make_client(round=round, schedule="exponential", decay=0.9, local_epochs=epochs)
     assert client.lr_factor(epoch) == pytest.approx(factor, abs=1e-12)
 

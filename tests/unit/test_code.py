@@ -1,4 +1,4 @@
-"""The digest of a method's code: what changes it, and what does not."""
+"""Digest of a method's code: edits that change it and edits that do not."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_base_counts_and_the_core_does_not() -> None:
 
 
 def test_our_methods_have_the_code_that_their_version_stands_for() -> None:
-    """Raise the version if numbers can move; else `make digests` lists the change as harmless."""
+    """Raise the version if results can change; else `make digests` lists the edit as harmless."""
     known = json.loads(FILE.read_text())
     changed = [
         name

@@ -1,4 +1,4 @@
-"""A training step that is declared to be vectorised is one graph, as `torch.compile` needs it."""
+"""Training steps declared as vectorised compile to one graph with `torch.compile`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DECLARED = {
     for name in names("method")
     if load_method(name).vectorised
 }
-"""A method's name for each training step that is declared."""
+"""Name of a method for each declared training step."""
 
 
 def captured(method, monkeypatch):
-    """Let a method's steps run as they are captured; return a list that counts them."""
+    """Replace a method's training step by its captured graph; return a list of the steps run."""
     torch._dynamo.reset()
     steps = []
     graph = torch.compile(method.training_step, backend="eager", fullgraph=True)
@@ -40,12 +40,12 @@ def test_a_declared_step_is_captured_whole_with_its_numbers(name, monkeypatch):
     run = start_toy_run(name, no_file(name))
     steps = captured(type(run.method), monkeypatch)
     assert numbers(run.rounds(2)) == expected
-    if not steps:  # FedADG has a loop of its own, and this step under a Trainer
+    if not steps:  # FedADG has its own loop; a Trainer uses this step
         run.method.training_step((torch.rand(2, 3, 16, 16), torch.arange(2)), 0)
 
 
 class Branching(FedAvg):
-    """Its training step depends on a number."""
+    """Its training step branches on a tensor's value."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)

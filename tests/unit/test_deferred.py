@@ -1,4 +1,4 @@
-"""Modules that run when something of them is read."""
+"""Deferred modules: they run when one of their names is read."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from feddg_bench.common.deferred import defer
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package whose modules say that they run."""
+    """Make a package whose modules record that they run; yield the record."""
     (tmp_path / "deferred_one" / "inner").mkdir(parents=True)
     for name, text in {
         "__init__": "from deferred_one import part\nshown = part.shown\n__all__ = ['shown']",

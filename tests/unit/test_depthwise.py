@@ -52,7 +52,7 @@ SGD = {"optimizer": "sgd", "lr": 0.1}
 def pair(
     kernel: int, stride: Any, padding: Any, *, bias: bool = True, channels: int = 6
 ) -> tuple[nn.Conv2d, nn.Conv2d]:
-    """Return the library's layer and the one that sums, with the same small whole numbers."""
+    """Return PyTorch's layer and the summing one, with the same small integer weights."""
     plain = nn.Conv2d(
         channels, channels, kernel, stride, padding, groups=channels, bias=bias
     ).requires_grad_()
@@ -134,7 +134,7 @@ def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_vectorised_over_models_and_images(case: Any) -> None:
-    """As clients that step together: every model has its own weights and images."""
+    """As for batched clients: every model has its own weights and images."""
     sides, *sizes = case
     layers = [pair(*sizes) for _ in range(3)]
     values = torch.randn(3, 4, 6, *sides)
@@ -204,7 +204,7 @@ def test_large_maps_keep_the_librarys_bits() -> None:
 
 
 def networks(name: str) -> Iterator[Backbone]:
-    """Yield a frozen network with random weights in float64, and the same that sums."""
+    """Yield a frozen network with random weights in float64, and its summing copy."""
     net = build_backbone(BackboneSettings(name=name, pretrained=False)).double()
     for layer in net.modules():
         if isinstance(layer, nn.Dropout):
@@ -222,7 +222,7 @@ def networks(name: str) -> Iterator[Backbone]:
     [("mobilenet_v2", 17, "nchw", False), ("efficientnet_lite0", 16, "nhwc", True)],
 )
 def test_networks_have_the_same_gradients(name: str, layers: int, layout: str, folds: bool) -> None:
-    """And those of a gradient's length, which gradient inversion takes."""
+    """Also the gradient of a gradient's squared norm, which gradient inversion needs."""
     images = torch.rand(2, 3, 32, 32, dtype=torch.float64)
     images = images.contiguous(memory_format=LAYOUTS[layout])
     found = []

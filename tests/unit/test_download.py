@@ -1,4 +1,4 @@
-"""Fetching from servers on loopback that break off, lie, refuse and change their minds."""
+"""Downloads from loopback servers that drop connections, lie, refuse and change files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def instead(body: bytes) -> Trick:
 
 
 def whole(handler: Any, body: bytes) -> None:
-    """Send the file from its beginning, whatever range was asked for."""
+    """Send the whole file and ignore the requested range."""
     handler.serve(body, ranges=False)
 
 
@@ -119,7 +119,7 @@ class TestOneMirror:
         site.stuck.add(FILE)
         with refused(DataError, "broke off after 100,000 of 300,000 bytes"):
             fetch([site.url + FILE], tmp_path / "f", WANTED)
-        assert len(site.requests) == 4  # the first, and three that brought nothing new
+        assert len(site.requests) == 4  # the first, and three without new bytes
         assert left(tmp_path) == ["f.part"]
 
     @pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
@@ -223,7 +223,7 @@ class TestSeveralMirrors:
         fetched = fetch([site.url + FILE, other.url + FILE], tmp_path / "f", WANTED)
         assert fetched == other.url + FILE
         assert (tmp_path / "f").read_bytes() == BODY
-        assert other.ranges(FILE) == [None]  # nothing wrong was gone on with
+        assert other.ranges(FILE) == [None]  # no resumption from wrong bytes
 
     def test_the_next_one_goes_on_where_a_checksum_will_tell(
         self, site: Any, other: Any, tmp_path: Path
@@ -254,7 +254,7 @@ class TestSeveralMirrors:
 
 
 SMALL, OLD = BODY[:5000], BODY[5000:10_000]
-"""A file, and the one of the same length that was there before."""
+"""A file and an older version of the same length."""
 
 
 def old(after: int | None) -> Trick:
@@ -281,7 +281,7 @@ class TestAnything:
         other: Any,
         tmp_path_factory: pytest.TempPathFactory,
     ) -> None:
-        """Whatever two servers do, in two attempts."""
+        """For any behaviour of two servers, over two attempts."""
         path = tmp_path_factory.mktemp("any") / "f"
         wanted = Download("f", (), f"sha256:{hashlib.sha256(SMALL).hexdigest()}")
         for server in (site, other):
@@ -341,7 +341,7 @@ class TestThisMachine:
         with refused(DataError, "300,000 bytes are to come and 250,000 are free"):
             fetch([site.url + FILE], tmp_path / "f", WANTED)
         (tmp_path / "f.part").write_bytes(BODY[:60_000])
-        fetch([site.url + FILE], tmp_path / "f", WANTED)  # 240,000 are to come
+        fetch([site.url + FILE], tmp_path / "f", WANTED)  # 240,000 bytes remain
 
     def test_a_folder_that_cannot_be_written(self, site: Any, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
@@ -358,7 +358,7 @@ class TestThisMachine:
     def test_a_process_that_ends_leaves_what_the_next_one_goes_on_with(
         self, site: Any, tmp_path: Path, number: signal.Signals
     ) -> None:
-        """While the other process lives, nobody else may fetch the same file."""
+        """While the other process runs, no second one can fetch the same file."""
 
         def slow(handler: Any, body: bytes) -> None:
             handler.serve(body, cut=100_000)
@@ -370,7 +370,7 @@ class TestThisMachine:
             "import signal, sys\nfrom pathlib import Path\n"
             "from feddg_bench.data.fetch.transfer import fetch\n"
             "from feddg_bench.data.fetch.mirrors import Download\n"
-            # A shell starts what it runs in the background deaf to Ctrl-C, and children inherit it.
+            # Shells start background jobs with SIGINT ignored, and child processes inherit this.
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "say = lambda done, _: print(done, flush=True)\n"
             f"wanted = Download('f', (), 'sha256:{SHA256}', 300000)\n"

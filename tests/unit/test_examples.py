@@ -1,4 +1,4 @@
-"""The examples in docstrings print what they say."""
+"""Examples in docstrings print the stated output; links and Python code of pages work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_a_page_links_to_is_there(page):
 
 
 def anchors(text):
-    """Return the anchors of a page's headings, as forges make them."""
+    """Return the anchors of a page's headings, as code forges generate them."""
     return {
         re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
         for heading in re.findall(r"^#+ (.*)$", text, flags=re.M)

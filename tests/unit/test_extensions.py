@@ -1,4 +1,4 @@
-"""Parts that other packages add to the suite."""
+"""Extensions: parts that other packages add to the suite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.test_registry import run_python
 
 
 class Additions(Extension):
-    """One figure and one table."""
+    """One figure and two tables."""
 
     figures = {"theirs": "Draw theirs."}
     grids = ("theirs-1", "theirs-2")
@@ -33,7 +33,7 @@ class Additions(Extension):
 
 @pytest.fixture
 def other(monkeypatch, anew):
-    """Let the suite find `Additions` and an extension that cannot be imported."""
+    """Register `Additions` and an extension that cannot be imported."""
     module = ModuleType("other_extension")
     module.Additions = Additions
     monkeypatch.setitem(sys.modules, "other_extension", module)

@@ -1,4 +1,4 @@
-"""Who holds which image: the same function serves plans and runs, and reads no image."""
+"""Assignment of images to clients: one function for plans and runs, which reads no image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers import refused
 
 
 class Unread(Digits4):
-    """Digits4 whose images must not be drawn."""
+    """Digits4 whose images must not be read."""
 
     def read(self, *_):
         raise AssertionError
@@ -103,7 +103,7 @@ def test_small_domains_are_measured_together(dataset, monkeypatch):
 
 
 class Lacking(Unread):
-    """Has images of a class in held-out domains only."""
+    """Has images of one class in held-out domains only."""
 
     def scan(self) -> Listing:
         records = super().scan()
@@ -127,7 +127,7 @@ def test_what_cannot_train_is_refused_before_an_image_is_read(dataset):
 
 
 class Renumbered(Unread):
-    """Digits4 with other ids in FedDG_Benchmark, as PACS has."""
+    """Digits4 with other domain ids in FedDG_Benchmark, like PACS."""
 
     reference_domains = ("chalk", "outline", "poster", "ink")
 

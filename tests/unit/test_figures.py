@@ -1,4 +1,4 @@
-"""Figures: the numbers in them, the bytes of their files, Grad-CAM and loss landscapes."""
+"""Figures: plotted numbers, bytes of the files, Grad-CAM and loss landscapes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EVERYTHING = Selection()
 
 @pytest.fixture
 def add(tmp_path: Path) -> Add:
-    """Return a maker of records: method, scenario, seed, accuracies of the rounds 10, 20, ..."""
+    """Return a function that saves a record with test accuracies of rounds 10, 20, ..."""
 
     def make(
         method: str = "fedavg",
@@ -124,7 +124,7 @@ def drawing() -> Any:
         yield
 
 
-# --------------------------------------------------------------------------- of records
+# ------------------------------------------------------------------- figures of records
 
 
 @pytest.mark.usefixtures("drawing")
@@ -138,7 +138,7 @@ def test_convergence_averages_scenarios_and_then_seeds(add: Add, tmp_path: Path)
         ("FedAvg", "10", "0 1"),
         ("FedAvg", "20", "0 1"),
     ]
-    # seeds have 30 and 50 after round 10, 70 and 90 after round 20
+    # means by seed: 30 and 50 after round 10, 70 and 90 after round 20
     assert [float(row["mean"]) for row in found] == pytest.approx([40, 80])
     assert [float(row["std"]) for row in found] == pytest.approx([np.sqrt(200)] * 2, abs=1e-6)
     halves = numbers(convergence(only_frame(tmp_path), Selection(split="val")))
@@ -277,7 +277,7 @@ def test_curves_against_clients_are_ordered_by_their_number(add: Add, tmp_path: 
 def test_a_curve_against_a_setting_is_of_the_same_scenarios_and_seeds_all_along(
     add: Add, tmp_path: Path
 ) -> None:
-    for scenario in ("ic-p-o", "oc-i-p"):  # more runs at the usual value than elsewhere
+    for scenario in ("ic-p-o", "oc-i-p"):  # more runs at the default value
         for seed, accuracy in ((0, 0.5), (1, 0.9)):
             add(scenario=scenario, seed=seed, test=(accuracy,))
     for value, accuracy in ((0.0, 0.2), (1.0, 0.6)):
@@ -351,7 +351,7 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
         ("PARDON", "2.0"),
         ("FedAvg", "3.0"),
     ]
-    assert picture.notes == ()  # of a method on one data set alone nothing is said
+    assert picture.notes == ()  # none for a method on one data set only
     said = picture.figure.legends[0].get_title().get_text()
     assert "3 data sets are few" in said
     assert "p = 0.05" in said  # Friedman's statistic is 6 with two degrees of freedom
@@ -371,7 +371,7 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
     list(enumerate((1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164), 2)),
 )
 def test_critical_difference_is_that_of_demsar(methods: int, q: float) -> None:
-    """Table 5(a) of his paper: critical values of the Nemenyi test at 0.05."""
+    """Table 5(a) of Demsar's paper: critical values of the Nemenyi test at 0.05."""
     expected = q * np.sqrt(methods * (methods + 1) / (6 * 14))
     assert critical_difference(methods, 14) == pytest.approx(expected, abs=1.1e-3)
 
@@ -454,7 +454,7 @@ def test_many_methods_get_a_panel_each_and_few_share_one() -> None:
         few = draw_curves(points(6), axis, "y", "title", "said")
         assert len(few.axes) == 1
         lines = [line for line in few.axes[0].get_lines() if line.get_clip_on()]
-        assert len({line.get_marker() for line in lines}) == 6  # apart without colour
+        assert len({line.get_marker() for line in lines}) == 6  # distinguishable without colour
         assert [text.get_text() for text in few.axes[0].texts] == [f"m{n}" for n in range(6)]
         many = draw_curves(points(7), axis, "y", "title", "said")
         titles = [axes.get_title(loc="left") for axes in many.axes if axes.axison]
@@ -500,7 +500,7 @@ def test_a_title_is_one_line_and_what_does_not_fit_is_in_the_caption(
     assert picture.figure.get_suptitle() == f"{title}: test domain"
     (axes,) = picture.figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["FedDG-GA"]
-    figure = new_figure(2.9, 2)  # room for 37 letters
+    figure = new_figure(2.9, 2)  # space for 37 letters
     entitle(figure, f"{title[:30]}: test domain", "three seeds")
     assert figure.get_suptitle() == title[:30]
     assert figure.legends[-1].get_title().get_text() == "test domain\nthree seeds"
@@ -592,7 +592,7 @@ def test_heat_maps_share_one_scale_and_tell_how_pure_clients_are() -> None:
     assert [row["images"] for row in numbers(picture)] == ["4", "8", "2", "4", "2", "4"]
 
 
-# ---------------------------------------------------------------------------- of models
+# -------------------------------------------------------------------- figures of models
 
 
 class Tiny(nn.Module):
@@ -630,7 +630,7 @@ def test_grad_cam_of_mean_pooling_is_the_class_activation_map() -> None:
 
 
 def test_grad_cam_takes_the_last_map_that_says_where() -> None:
-    small = nn.Conv2d(4, 4, 6, groups=4, bias=False)  # 6 x 6 to 1 x 1: nothing to see there
+    small = nn.Conv2d(4, 4, 6, groups=4, bias=False)  # 6 x 6 to 1 x 1: no position left
     model: Any = Tiny(small).eval()
     images = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     heat, classes = explain(model, images)
@@ -704,7 +704,7 @@ def test_cosine_between_updates() -> None:
 
 
 def styled_by(method: str, **hyper: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor | None]:
-    """Return a method, the task of a client that trained, images, and what it makes of them."""
+    """Return a method, the task of a trained client, images, and the restyled images or None."""
     executor = SerialExecutor()
     tasks: dict[str, Any] = {}
     executor.on_reply = lambda task, _: tasks.update(
@@ -731,10 +731,10 @@ def test_methods_show_the_styles_that_they_train_with() -> None:
     assert torch.equal(made, method.style.transfer(images, style, method.settings.strength))
     _, task, images, made = styled_by("fedccrl", difp=False)
     assert made is not None
-    # the mean of a channel lies between the image's own and one from the pool
+    # each channel mean lies between the image's own mean and one of the pool
     own, new = images.mean(dim=(2, 3)), made.mean(dim=(2, 3))
     pool = task.told["pool"][:, 0]  # [J, 3]
-    shares = (new[:, None] - pool) / (own[:, None] - pool)  # of the own mean, [3, J, 3]
+    shares = (new[:, None] - pool) / (own[:, None] - pool)  # of the image's own mean, [3, J, 3]
     alike = (shares - shares.mean(dim=-1, keepdim=True)).abs().amax(dim=-1).amin(dim=-1)
     assert bool((alike < 1e-3).all())
     assert styled_by("fedavg")[3] is None

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: records, the results folder, checkpoints."""
+"""Atomic file writes, records, the results folder, packed records and the index."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_mean_and_sample_deviation():
     assert (mean, std) == (5.0, pytest.approx(13**0.5))
 
 
-# ------------------------------------------------------------- what a record may not claim
+# ------------------------------------------------------------------- contradictory records
 
 
 def _damage(*path, value):
@@ -355,14 +355,14 @@ def test_a_record_that_contradicts_itself_is_left_out(tmp_path, caplog, path, va
     assert [run.key for run in read_runs(tmp_path)] == [sound.key]
     assert words in caplog.text
     store = ResultsStore(tmp_path)
-    assert not store.holds(other.key)  # as --dry-run says
-    assert store.keys() == {sound.key}  # as a sweep says
+    assert not store.holds(other.key)  # as for --dry-run
+    assert store.keys() == {sound.key}  # as for a sweep
     assert store.load(other.key) is None
     assert "set aside" in caplog.text
 
 
 def privately(**changes):
-    """Return the text of a record under differential privacy for clients."""
+    """Return a record under client-level differential privacy, and its JSON with ``changes``."""
     own = {"mechanism": "dp_client", "noise_multiplier": 2.0}
     federation = {"per_round": 2, "bn": "frozen", "weighting": "uniform"}
     layer = {"privacy": own, "federation": federation}
@@ -540,7 +540,7 @@ LEAVES = st.one_of(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_a_record_holds_no_table_is_stopped(tmp_path, data):
-    """Records are changed anywhere, and given the key that fits; tables and frames come out."""
+    """Records are changed at random, some with a matching key; tables and frames come out."""
     with tempfile.TemporaryDirectory(dir=tmp_path) as name:
         root, out = Path(name) / "records", Path(name) / "out"
         values = make_record().as_json()
@@ -619,7 +619,7 @@ def test_many_records_are_packed_into_several_files(tmp_path, several, monkeypat
         "digits4-ltdo-quick.jsonl.xz",
         "digits4-ltdo-quick@2.jsonl.xz",
     ]
-    assert first.read_bytes() == content  # a new seed leaves older files as they are
+    assert first.read_bytes() == content  # a new seed changes no older file
     assert [store.load(record.key) for record in several[:3]] == several[:3]
     monkeypatch.setattr(sources, "MOST_TEXT", 10 * two)
     store.save(several[2])
@@ -635,7 +635,7 @@ def test_a_full_disk_loses_no_record_that_was_to_move(tmp_path, several, monkeyp
     for record in (several[0], several[2]):
         store.save(record)
     pack_runs(tmp_path)
-    store.save(several[1])  # the last one has to make room for it
+    store.save(several[1])  # it takes the place of the last one
     whole = Path.open
 
     def full(path, *arguments, **how):
@@ -658,7 +658,7 @@ def test_packed_and_single_records_are_read_together(tmp_path, several, caplog):
         store.save(record)
     pack_runs(tmp_path)
     store.save(several[3])
-    store.save(several[0])  # the same again, which nobody needs to hear of
+    store.save(several[0])  # an identical copy causes no message
     assert [run.record() for run in read_runs(tmp_path)] == sorted(several, key=lambda r: r.key)
     assert caplog.messages == []
     better = several[1].model_copy(deep=True)
@@ -725,7 +725,7 @@ def test_a_packed_file_of_several_streams_is_read_whole(tmp_path, several, caplo
         store.save(record)
     (path,) = pack_runs(tmp_path)
     lines = lzma.decompress(path.read_bytes()).splitlines(keepends=True)
-    path.write_bytes(b"".join(map(lzma.compress, lines)) + bytes(8))  # as `cat` does; padded
+    path.write_bytes(b"".join(map(lzma.compress, lines)) + bytes(8))  # as by `cat`, padded
     assert len(read_runs(tmp_path)) == 3
     store.save(several[3].model_copy(update={"recipe": "quick"}))
     assert pack_runs(tmp_path) == [path]
@@ -855,7 +855,7 @@ def test_the_index_is_trusted_no_longer_than_files_stay_the_same(tmp_path, monke
     better = records[1].model_copy(deep=True)
     better.rounds[1].evaluation["test"]["sketch"]["accuracy"] = 0.25
     times = paths[1].stat()
-    store.save(better)  # as many bytes
+    store.save(better)  # same size
     os.utime(paths[1], ns=(times.st_atime_ns, times.st_mtime_ns))
     runs = {run.key: run for run in read_runs(tmp_path)}
     assert set(runs) == {record.key for record in records[1:]}
@@ -868,12 +868,12 @@ def test_the_index_is_trusted_no_longer_than_files_stay_the_same(tmp_path, monke
     damaged += [index[:half] + bytes(99) + index[half + 99 :], path.read_bytes()]
     for data in damaged:
         path.write_bytes(data)
-        for _ in range(2):  # then as it was made anew
+        for _ in range(2):  # the second time with the rebuilt index
             assert {run.key: run.measured for run in read_runs(tmp_path)} == values
     with closing(sqlite3.connect(path)) as other, other:
         other.execute("DELETE FROM files")
         other.commit()
-        other.execute("BEGIN EXCLUSIVE")  # another process writes, for long
+        other.execute("BEGIN EXCLUSIVE")  # another process writes for a long time
         assert {run.key: run.measured for run in read_runs(tmp_path)} == values
     path.unlink()
     path.symlink_to(tmp_path / "nowhere" / "else")
@@ -911,7 +911,7 @@ def test_records_as_a_table_of_pandas(tmp_path):
     with refused(SettingsError, "rounds: 'first' cannot be read"):
         load_records(tmp_path, rounds="first")
     apart = ["key", "method", "scenario", "round", "split", "domain", "metric"]
-    assert len(frame.groupby(apart)["value"].mean()) == 18  # none that does not occur
+    assert len(frame.groupby(apart)["value"].mean()) == 18  # no combination without records
     assert frame.query("split == 'test'").pivot_table("value", ["split", "domain"]).shape == (1, 1)
     (tmp_path / "none").mkdir()
     assert load_records([tmp_path / "none"]).empty

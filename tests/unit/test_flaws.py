@@ -1,4 +1,4 @@
-"""What may not be aggregated: found in every kind of tensor and number, and named."""
+"""Values that must not be aggregated: found and named in all kinds of tensors and numbers."""
 
 from __future__ import annotations
 

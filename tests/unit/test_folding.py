@@ -1,4 +1,4 @@
-"""Batch normalisation as part of the convolution before it; ReLU6 in place."""
+"""Batch normalisation folded into the preceding convolution; in-place ReLU6."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def backbone(name: str) -> Backbone:
 
 @pytest.mark.parametrize(
     ("name", "pairs", "layers"),
-    # torchvision's DenseNet normalises before its convolutions, but for the first of each layer.
+    # torchvision's DenseNet normalises before convolutions, except after each layer's first one.
     [
         ("mobilenet_v2", 52, 52),
         ("mobilenet_v3_large", 46, 46),
@@ -67,7 +67,7 @@ def test_every_network_gives_the_same_with_what_can_be_folded(
 
 
 def test_gradients_reach_the_same_parameters() -> None:
-    """In float64: last bits of float32 carry activations over a ReLU6's corners on some CPUs."""
+    """In float64: on some CPUs, float32 rounding moves activations across the kinks of ReLU6."""
     net = backbone("mobilenet_v2").double()
     for layer in net.modules():
         if isinstance(layer, nn.Dropout):

@@ -1,4 +1,4 @@
-"""What a recipe's runs have by default."""
+"""Default settings of a recipe's runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddg_bench.config.recipes import read_recipe, recipe_names, unpublished
 def test_usual_settings_are_the_recipes_the_methods_needs_and_its_presets() -> None:
     usual = usual_settings("quick", "digits4", "fedbn")
     assert usual is not None
-    assert usual["federation.bn"] == "local"  # what FedBN needs, in no recipe
+    assert usual["federation.bn"] == "local"  # required by FedBN, in no recipe
     assert usual["federation.rounds"] == 50
     pardon = usual_settings("quick", "digits4", "pardon")
     assert pardon is not None

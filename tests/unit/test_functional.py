@@ -1,4 +1,4 @@
-"""The formulas by their bare names: all of them, as documented, and cheap to import."""
+"""Formulas in `feddg_methods.functional`: complete, with the documented arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client does to its process reaches no other client, with one worker as with two."""
+"""Side effects of a client on its process reach no other client, with one or two workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAMPLE = (
     "leaves another folder",
     "leaves another cross_entropy",
 )
-"""Tried in two processes in each test run; `tests.attacks` tries all."""
+"""Actions tested in two processes; `tests.attacks` tests all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_whatever_a_client_raises_names_it(deed):
     assert said.startswith(f"refused: {CULPRIT} failed in round 1 (fit): ")
 
 
-@pytest.mark.filterwarnings("ignore")  # of prototypes in PyTorch
+@pytest.mark.filterwarnings("ignore")  # about PyTorch prototypes
 @pytest.mark.parametrize("deed", REFUSED)
 def test_what_cannot_be_sent_or_put_back_names_the_client(deed):
     said, _ = outcome(deed)
@@ -71,7 +71,7 @@ def test_two_processes_say_the_same():
 
 
 class Pressed(Method):
-    """Somebody presses Ctrl-C while a client trains, or while a model is evaluated."""
+    """Sends SIGINT, as Ctrl-C does, while a client trains or a model is evaluated."""
 
     def fit(self, client):
         if client.train.local_epochs == 2:
@@ -95,7 +95,7 @@ def test_ctrl_c_is_nobodys_error(epochs):
 
 
 class Evaluating(Method):
-    """Raises what nobody expects while a model is evaluated."""
+    """Raises an unexpected exception while a model is evaluated."""
 
     def forward(self, images):
         if not self.training:
@@ -111,7 +111,7 @@ def test_whatever_an_evaluation_raises_is_the_methods_error(error, monkeypatch):
 
 
 class Careless(Method):
-    """Writes into the images that a model is evaluated on, where PyTorch does not see it."""
+    """Writes into evaluation images in a way that PyTorch does not detect."""
 
     def forward(self, images):
         outputs = super().forward(images)
@@ -133,7 +133,7 @@ def test_of_two_processes_the_first_client_is_named():
 
 
 class Failing(Method):
-    """All clients fail, the first one last."""
+    """Fails for all clients; the first client fails last."""
 
     def fit(self, client):
         time.sleep(0.2 * (client.name == "client_0"))
@@ -148,7 +148,7 @@ def test_what_was_put_back_is_told_once(caplog):
 
 
 class Leaving(Method):
-    """Its server half, or the building of its layers, ends the program."""
+    """Ends the program in its server half; `Ending` does so while it builds its layers."""
 
     def aggregate(self, server, updates):
         raise SystemExit(0)
@@ -180,11 +180,11 @@ def test_an_import_cannot_end_the_program_either(tmp_path, monkeypatch, anew):
         load_plugin("method", "ends", Method)
 
 
-# ------------------------------------------------------------- methods that nobody has checked
+# -------------------------------------------------------------------- methods of third parties
 
 
 class Remembering(Method):
-    """Keeps something in a list, which no snapshot of attributes shows."""
+    """Keeps state in a list, which a snapshot of attributes does not show."""
 
     def build(self):
         self.seen = []
@@ -197,7 +197,7 @@ class Remembering(Method):
 
 
 class Numpy(Method):
-    """Writes into the images where PyTorch does not see it."""
+    """Writes into the images in a way that PyTorch does not detect."""
 
     def fit(self, client):
         bank(client).images.numpy()[...] //= 2
@@ -205,7 +205,7 @@ class Numpy(Method):
 
 
 class Checking(SerialExecutor):
-    """Checks as a run of a third party's method does."""
+    """Enables the checks of a run with a third party's method."""
 
     def start(self, spec, method):
         super().start(replace(spec, checks=True), method)

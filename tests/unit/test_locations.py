@@ -1,4 +1,4 @@
-"""Where data and caches are looked for."""
+"""Search locations of data and caches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers import refused
 
 @pytest.fixture(autouse=True)
 def clean_home(tmp_path, monkeypatch):
-    """Give each test a home of its own without any FEDDG variable."""
+    """Give each test its own home folder, without FEDDG variables."""
     for name in ("FEDDG_DATA", "FEDDG_CONFIG", "FEDDG_CACHE", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The federated loop: who is asked, when it is measured, what is skipped, and how it goes on."""
+"""The federated loop: cohorts, evaluated rounds, skipped rounds and resumption."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Averaging:
     global_model = Method.global_model
 
     def fit(self, client):
-        """Only the name travels."""
+        """Stand for a client function: only its name is sent."""
 
 
 class Reversed(Averaging):
-    """Another method: it asks twice a round, and uses random numbers of its own."""
+    """Another method: it asks twice per round and draws its own random numbers."""
 
     def run_round(self, server):
         torch.rand(17)
@@ -153,7 +153,7 @@ def test_every_round_has_its_own_ledger():
 
 
 def test_numbers_of_an_evaluation(start_run):
-    """Against one forward pass over all images of a domain, without augmentation."""
+    """Compare with one forward pass over all images of a domain, without augmentation."""
     run = start_run("fedavg")
     measured = evaluate(run.executor, run.federation, run.server.weights, chunk=3)
     whole = evaluate(run.executor, run.federation, run.server.weights, chunk=100)
@@ -187,7 +187,7 @@ def test_batches_of_an_evaluation_do_not_matter(start_run):
 
 @pytest.mark.parametrize("plugin", [Averaging, Reversed])
 def test_a_round_without_a_sound_reply_is_skipped_and_the_next_goes_on(plugin):
-    """Also where a plugin's own lines wait for the replies."""
+    """Also if a plugin's own code waits for the replies."""
     server = start(bad=dict.fromkeys(CLIENTS, (2,)))
     models = {}
     results = []
@@ -270,7 +270,7 @@ def test_preparation_is_not_repeated_after_a_stop_behind_it():
 
 
 class Failing(Averaging):
-    """Divides by zero somewhere in the server half."""
+    """Raises a RuntimeError in one function of the server half."""
 
     half = ""
 
@@ -354,7 +354,7 @@ def test_weighting():
 
 
 class Doubled(Averaging):
-    """A method that is measured with other weights than it trains."""
+    """A method that is evaluated with weights other than those it trains."""
 
     def global_model(self, server):
         return {"w": 2 * server.weights["w"]}

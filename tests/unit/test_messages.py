@@ -1,4 +1,4 @@
-"""Messages: sizes in bytes, refusals, damaged bytes, and where a NaN is."""
+"""Messages: round trip, refusals, sizes in bytes, damaged bytes and leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin base class: which state travels, what stays, and what one task leaves behind."""
+"""The plugin base class: shared and private state, training, and state kept between tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers import bitwise, refused
 
 
 class Backbone(nn.Module):
-    """Small, with batch normalisation."""
+    """A small backbone with batch normalisation."""
 
     num_features = 4
 
@@ -36,7 +36,7 @@ class Backbone(nn.Module):
 
 
 class Plugin(Method):
-    """Parts that stay with the client, that never change, and that take no gradient."""
+    """Has parts that stay with the client, that never change, and that take no gradient."""
 
     local: ClassVar = ("head.",)
     frozen: ClassVar = ("encoder.",)
@@ -156,7 +156,7 @@ def test_the_loss_of_a_batch_is_the_cross_entropy():
 
 
 def test_fit_is_plain_gradient_descent(start_run):
-    """Against a loop written out here."""
+    """Compare with a loop written out here."""
     layer = {"train": {"optimizer": "sgd", "lr": 0.1, "local_epochs": 2, "channels_last": False}}
     run = start_run("fedavg", layer)
     worker, data = run.executor.worker, run.executor.worker.data["client_1"]
@@ -183,7 +183,7 @@ def test_fit_is_plain_gradient_descent(start_run):
 
 
 def test_hooks_of_an_optimizer_run_at_each_step():
-    """Hooks of the object, of PyTorch as a whole, and a step that replaces the class's."""
+    """Hooks of one optimizer, global hooks of PyTorch, and a replaced ``step``."""
     calls = []
 
     def optimizer():
@@ -214,7 +214,7 @@ def test_a_step_without_its_entry_in_profiles_is_the_same_step():
 
 
 def test_cosine_ends_almost_at_rest(start_run):
-    """In the last epoch of the last round the learning rate is a small part of the first."""
+    """The learning rate of the last epoch is a small fraction of the first one."""
 
     def moved(round):
         layer = {
@@ -265,7 +265,7 @@ def test_a_fresh_optimizer_is_not_remembered(start_run):
     ids=str,
 )
 def test_a_kept_optimizer_goes_on(start_run, train):
-    """Two tasks of one epoch are one task of two, were the shuffles the same: so no shuffle."""
+    """With full batches, which shuffles do not change, two one-epoch tasks equal one of two."""
     train = {**train, "batch_size": 64, "lr": 0.02, "eps": 1e-4}
     plain = {"crop_scale": None, "flip": 0.0, "brightness": 0.0, "contrast": 0.0}
     plain |= {"saturation": 0.0, "hue": 0.0, "grayscale": 0.0}
@@ -276,7 +276,7 @@ def test_a_kept_optimizer_goes_on(start_run, train):
     first = fit(kept, {})
     memory = decode(encode(first.memory))  # as if from a checkpoint, or another process
     second = fit(kept, memory, weights=first.value.weights)
-    # full batches in another order of images: equal up to the order of a sum
+    # full batches with images in another order: equal up to the order of summation
     assert_close(second.value.weights, expected, rtol=0, atol=2e-4)
     again = fit(kept, first.memory, weights=first.value.weights)
     bitwise(again.value.weights, second.value.weights)
@@ -323,18 +323,18 @@ def test_private_state_stays_with_its_client(start_run):
         other.memory["private state"]["classifier.weight"],
     )
 
-    method.fit = lambda _: LocalUpdate(method.state.private_weights())  # what a task begins with
+    method.fit = lambda _: LocalUpdate(method.state.private_weights())  # at the start of a task
     back = worker.run(Task("client_0", "fit", 2, received, {}, first.memory))
     bitwise(back.value.weights, first.memory["private state"])
     newcomer = worker.run(Task("client_2", "fit", 2, received, {}))
     bitwise(newcomer.value.weights, initial)
 
 
-# ------------------------------------------------------------------ what a client is told of itself
+# ------------------------------------------------------------------------------ a client's own data
 
 
 class Looking(Method):
-    """Says what a client sees of its own data."""
+    """Returns what a client sees of its own data."""
 
     uplink: ClassVar = {"look": ("domains", "labels", "images")}
 

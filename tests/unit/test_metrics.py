@@ -1,4 +1,4 @@
-"""Metrics: numbers worked out by hand, what is undefined, and how splits are read."""
+"""Metrics: values worked out by hand, undefined cases, and metrics of splits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_pearson_is_zero_where_it_is_not_defined(predictions):
 
 
 def test_pearson_of_numbers_that_hardly_differ():
-    """As of a model that has just begun; torchmetrics alone warns and gives NaN."""
+    """As at the start of training; torchmetrics alone warns and gives NaN."""
     truth = np.array([1.0, 2, 3, 4], dtype=np.float32)
     assert pearson(truth, 5 + 1e-9 * truth.astype(np.float64)) == pytest.approx(1, abs=1e-5)
 
@@ -209,7 +209,7 @@ def test_one_class_alone_is_recorded_unless_it_is_the_only_label() -> None:
 
 
 def test_a_model_of_one_class_is_known_by_its_numbers_too() -> None:
-    """Of older records, from accuracy and macro F1, if all classes occur."""
+    """For older records, it follows from accuracy and macro F1 if all classes occur."""
     old = part([1] * 6)
     del old["only_class"]
     healthy = part([0, 0, 1, 1, 2, 2])
@@ -234,7 +234,7 @@ def test_a_model_of_one_class_is_known_by_its_numbers_too() -> None:
 def test_numbers_tell_of_one_class_only_where_it_is_so(
     drawn: tuple[int, list[tuple[int, int]]],
 ) -> None:
-    """A false alarm needs a model that gives one class to every image of the others."""
+    """A false alarm needs a model that predicts one class for all images of the others."""
     classes, pairs = drawn
     truth = np.array([*range(classes), *(t for t, _ in pairs)])
     predictions = np.array([0] * classes + [p for _, p in pairs])

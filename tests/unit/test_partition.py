@@ -1,4 +1,4 @@
-"""Partitions: worked examples of FedDG_Benchmark's rule and of ours, and what is refused."""
+"""Partitions: worked examples of FedDG_Benchmark's rule and the default; validation images."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_domains_of_one_size_are_packed_in_order_of_their_ids():
 
 
 def test_binary_noise_moves_the_reference_rounding_only():
-    # 49 * (1 / 49) is a little below 1: the authors' code floors it to 0 and deals anew from 0
+    # 49 * (1 / 49) is slightly below 1: the authors' code floors it to 0 and deals from client 0
     assert 49 * (1 / 49) < 1
     ours = heterogeneous_counts((1, 49), 50, 0)
     assert ours.tolist() == [[1, 0]] + [[0, 1]] * 49
@@ -78,8 +78,8 @@ def test_binary_noise_moves_the_reference_rounding_only():
 
 
 def test_binary_noise_does_not_move_ties():
-    # client 2 has a target of 5 * (0.1 + 0.9 / 3) = 2 images of domain 2, in binary a little less:
-    # its total is 2 all the same, so the tie of clients 0 and 2 for domain 1 goes to client 0
+    # client 2 has a target of 5 * (0.1 + 0.9 / 3) = 2 images of domain 2, slightly less in binary:
+    # its total still counts as 2, so the tie of clients 0 and 2 for domain 1 goes to client 0
     assert heterogeneous_counts((1, 2, 5), 3, 0.9).tolist() == [[1, 1, 1], [0, 1, 2], [0, 0, 2]]
 
 
@@ -269,7 +269,7 @@ def test_kinds_without_a_number_of_clients_ignore_it():
 
 
 def held(kind, train, id_val, *, clients=4, seed=3, **values):
-    """Return training and validation images by client; odd images are of domain 1."""
+    """Return a partition, training and validation images by client; odd images: domain 1."""
     settings = PartitionSettings(kind=kind, clients=clients, min_client_size=0, **values)
     train, id_val = np.asarray(train), np.asarray(id_val, dtype=np.int64)
     partition = make_partition(settings, train, train % 2, seed=seed)
@@ -309,7 +309,7 @@ def test_how_many_images_are_given_up(count, trains, validates):
 
 
 def test_a_domain_without_validation_images_leaves_none_to_spread():
-    """Where clients are domains, the parts could not be told apart."""
+    """With one client per domain, the parts could not be assigned."""
     _, training, validation = held("domain", range(40), range(100, 110, 2))
     assert {len(index) for index in validation.values()} == {2}
     assert {len(index) for index in training.values()} == {18}

@@ -1,4 +1,4 @@
-"""Functions and draws of portable runs: what they compute, and that they can be taken away."""
+"""Functions and draws of portable runs: their values, and that they can be uninstalled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = sorted(portable_functions._functions())
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch):
-    """Install the functions as if the environment were right."""
+    """Set the required environment and install the functions."""
     for name, value in environment.FIXED.items():
         monkeypatch.setenv(name, value)
     for name in environment.ABSENT:
@@ -42,7 +42,7 @@ def inputs():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_functions_are_those_of_pytorch(name, dtype):
-    """To the last digits of the type, in every form of the call, and with a gradient."""
+    """Up to the precision of the type, in every form of the call, and with a gradient."""
     x = inputs().to(dtype)
     function = getattr(torch, name)
     found = function(x)
@@ -116,7 +116,7 @@ def test_draws_go_on_in_their_stream():
 
 
 def test_nothing_stays_when_it_is_taken_away():
-    """A run that is not portable has its own draws in the same process."""
+    """A non-portable run in the same process keeps PyTorch's draws."""
     use_portable(wanted=False)
     before = torch.randn(50, generator=torch.Generator().manual_seed(0))
     use_portable(wanted=True)

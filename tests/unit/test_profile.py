@@ -1,4 +1,4 @@
-"""Counting operations, and the arithmetic of a profile."""
+"""Operation counts and the arithmetic of a profile."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_peak_is_a_rate():
 
 
 class Uncountable(FedAvg):
-    """Cannot be looked into."""
+    """Fails if its operations are counted."""
 
     def training_step(self, batch, batch_idx):
         if torch._C._len_torch_dispatch_stack():
@@ -62,7 +62,7 @@ def test_the_first_task_of_each_call_is_counted():
 
 
 def test_validation_images_are_counted_in_proportion():
-    """Of a client's 400 and 40 images eight and one are looked at, not eight and 40."""
+    """Of 400 training and 40 validation images, eight and one are counted, not eight and 40."""
     draw = np.random.default_rng(0)
     images = draw.integers(0, 255, (440, 16, 16, 3), dtype=np.uint8)
     federation = replace(
@@ -87,7 +87,7 @@ def test_validation_images_are_counted_in_proportion():
 
 
 def test_what_is_counted_is_what_is_computed():
-    """Every image goes forward and backward once; the first layer's input takes no gradient."""
+    """One forward and backward pass per image; the first layer's input takes no gradient."""
     once = {"train": {"local_epochs": 1}, "federation": {"per_round": None}}
     seen, tally = TaskRecorder(), Tally()
     run = start_toy_run("fedavg", once, executor=seen, counts=True)

@@ -1,4 +1,4 @@
-"""Protection: what is clipped, noised, summed and guaranteed, with numbers worked out by hand."""
+"""Protection: clipping, noise, secure sums and guarantees, with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_long_vector_is_shortened_and_a_short_one_stays():
 
 def test_noise_has_its_variance_and_its_stream():
     draws = gaussian(200_000, 2.5, 0, "updates", 1)
-    assert draws.var() == pytest.approx(6.25, rel=0.02)  # its own deviation is 0.3 %
+    assert draws.var() == pytest.approx(6.25, rel=0.02)  # standard error 0.3 %
     assert draws.mean() == pytest.approx(0, abs=0.03)
     assert draws[:5].tolist() == gaussian(5, 2.5, 0, "updates", 1).tolist()
     assert draws[0] != gaussian(1, 2.5, 0, "updates", 2)[0]
@@ -92,7 +92,7 @@ def test_vectors_give_payloads_back():
 
 
 def test_epsilon_of_one_gaussian_release():
-    """By hand: the divergence of order a is a / (2 z^2), and epsilon its best conversion."""
+    """By hand: RDP of order a is a / (2 z^2); epsilon is the minimum over its conversions."""
     z, delta = 2.0, 1e-5
     orders = np.arange(1.1, 400, 0.001)
     rdp = orders / (2 * z**2)
@@ -102,7 +102,7 @@ def test_epsilon_of_one_gaussian_release():
 
 
 CASES = [(1.0, 0.1, 100, 1e-5), (2.0, 0.5, 50, 1e-3), (0.8, 0.05, 50, 1e-5), (1.5, 1.0, 10, 1e-5)]
-KNOWN = {  # of dp-accounting 0.6.0: RDP for fixed cohorts out of 1000 clients, PLD for Poisson
+KNOWN = {  # from dp-accounting 0.6.0: RDP for fixed cohorts of 1000 clients, PLD for Poisson
     "fixed": [83.93691709771716, 48.43633758646754, 74.03513430363745, 27.81184688377875],
     "poisson": [7.04660287720805, 6.981135717920991, 4.452335493726396, 10.669522834696647],
 }
@@ -133,7 +133,7 @@ print(json.dumps(found))
 
 
 def test_the_known_epsilons_are_what_dp_accounting_says_today():
-    """In an environment of its own: ``python -m venv ENV && ENV/bin/pip install dp-accounting``."""
+    """In a separate environment: ``python -m venv ENV && ENV/bin/pip install dp-accounting``."""
     python = os.environ.get("FEDDG_DP_ACCOUNTING")
     if python is None:
         pytest.skip("FEDDG_DP_ACCOUNTING names no Python that has dp-accounting")
@@ -188,7 +188,7 @@ def test_settings_without_effect_or_sense_are_refused(layer, word):
     assert word in str(caught.value)
 
 
-# -------------------------------------------------------------------------- what is possible
+# ------------------------------------------------------------------------- supported methods
 
 
 def test_what_each_method_can_have():
@@ -225,7 +225,7 @@ def test_a_server_half_that_says_nothing_counts_as_needing_single_replies():
 
 
 class Median(Method):
-    """Says that means are enough for it, which is not so."""
+    """Declares wrongly that means are enough for it."""
 
     singles = ""
 
@@ -239,7 +239,7 @@ class Median(Method):
 def test_the_contract_finds_a_server_half_that_needs_more_than_it_says():
     with pytest.raises(AssertionError, match="singles"):
         sums_are_enough_where_it_says_so(Subject(Median))
-    sums_are_enough_where_it_says_so(Subject("pcgrad"))  # it says that it needs them
+    sums_are_enough_where_it_says_so(Subject("pcgrad"))  # it declares that it needs them
 
 
 def test_batch_normalisation_that_fedbn_sends_is_averaged_too():
@@ -372,7 +372,7 @@ def test_the_model_moves_by_the_noisy_mean_of_clipped_updates():
 
 
 def test_one_client_moves_the_model_by_no_more_than_the_clip_norm():
-    """The same noise with and without a client: the difference is its clipped update over K."""
+    """With equal noise, changing one update moves the model by at most two clip norms over K."""
     moved = []
     for spoiled in (False, True):
         run = start_toy_run("fedavg", DP, FIXED, {"federation": {"per_round": None}})
@@ -400,19 +400,19 @@ def test_the_adaptive_norm_follows_the_updates_and_is_kept():
     adaptive = {"privacy": {"adaptive_clipping": True, "count_noise": 0.1, "clip_rate": 1.0}}
     run = start_toy_run("fedavg", DP, adaptive, FIXED, {"federation": {"per_round": None}})
     run.rounds(1)
-    # All four updates are longer than 0.5; the noise on their number is of its own stream.
+    # All four updates are longer than 0.5; the noise on their count has its own stream.
     share = gaussian(1, 0.1, 0, "count", 1)[0] / 4
     assert run.server.memory["clip norm"] == pytest.approx(0.5 * math.exp(0.5 - share))
 
 
 def test_a_client_changes_the_count_below_the_norm_by_a_half():
-    """Hence a round without clients says nothing of the norm: a share of 1/2, and noise."""
+    """Hence a round without clients tells nothing about the norm: its share is 1/2 plus noise."""
     adaptive = {"privacy": {"adaptive_clipping": True, "count_noise": 0.1, "clip_quantile": 0.2}}
     run = start_toy_run("fedavg", DP, adaptive, {"federation": {"per_round": 1}, "seed": 3})
     before, sizes = 0.5, set()
     for upto in (1, 2, 3):
         (result,) = [r for r in run.rounds(upto) if r.round]
-        # All updates are longer than the norm: each client is 1/2 below the middle.
+        # All updates are longer than the norm: each client lowers the share by 1/2.
         noise = gaussian(1, 0.1, 3, "count", upto)[0]
         share = 0.5 + noise - 0.5 * len(result.cohort)  # over an expected cohort of 1
         sizes.add(len(result.cohort))
@@ -431,7 +431,7 @@ def test_dp_client_over_secure_sums_has_the_same_model():
 
 
 def test_numbers_that_do_not_fit_a_secure_sum_end_the_run():
-    """Cut to fit, image counts would give a model that is silently wrong."""
+    """Truncated image counts would give a silently wrong model."""
     few = {"privacy": {"bits": 32}}
     with refused(SettingsError, "does not fit", "privacy.bits=32", "give more bits"):
         start_toy_run("fedavg", SECURE, few).rounds(1)
@@ -449,7 +449,7 @@ def test_guarantees_say_what_they_protect():
     found = guarantee(toy_settings(STYLE), pardon, 4)
     assert found.epsilon == epsilon(0.5, 1, 1, 1e-5)
     assert found.protects.startswith("a client")
-    found = guarantee(toy_settings(STYLE), ccst, 4)  # it sends one of two kinds
+    found = guarantee(toy_settings(STYLE), ccst, 4)  # it sends one of two kinds of styles
     assert found.epsilon == epsilon(0.5, 1, 1, 1e-5)
     assert found.protects.startswith("a client")
     assert found.protects.endswith("(overall)")
@@ -475,7 +475,7 @@ def test_styles_are_clipped_and_noised_at_the_client():
         assert style.norm() > 0.25
         draws = torch.from_numpy(gaussian(6, 0.25, 0, "local_style", "style", 0, before.client))
         expected = (style * (0.25 / style.norm()) + draws).view(2, 3).float()
-        expected[1].clamp_(min=0)  # deviations
+        expected[1].clamp_(min=0)  # standard deviations
         assert_close(after.value["style"], expected, atol=1e-6, rtol=0)
 
 
@@ -494,7 +494,7 @@ def test_styles_that_are_sent_each_round_are_refused():
         run.rounds(1)
 
 
-# ------------------------------------------------------------- the same bits, whatever happens
+# ----------------------------------------------------------------------------- reproducibility
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Scenarios: the published names, every way to ask for one, and what is refused."""
+"""Scenarios: published names, all ways to select one, and refusals."""
 
 from __future__ import annotations
 

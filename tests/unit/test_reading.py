@@ -1,4 +1,4 @@
-"""YAML from users: what is read, and what is refused before it does harm."""
+"""YAML from users: accepted values, and values refused before they do harm."""
 
 from __future__ import annotations
 
@@ -149,6 +149,6 @@ def test_names_are_found_in_either_unicode_form():
     nfc, nfd = "\u00e9", "e\u0301"
     for known in (nfc, nfd):
         assert read_names("name", [nfc], [known]) == read_names("name", nfd, [known]) == [known]
-    assert read_names("name", f"{nfd},{nfc}", [nfc, nfd]) == [nfd, nfc]  # exact ones first
+    assert read_names("name", f"{nfd},{nfc}", [nfc, nfd]) == [nfd, nfc]  # exact matches first
     with refused(SettingsError, "unknown name 'e'"):
         read_names("name", "e", [nfc])

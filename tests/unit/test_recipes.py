@@ -1,4 +1,4 @@
-"""Recipes named after papers say what the papers and their code say, each value with its source."""
+"""Recipes named after papers have the values of the papers and their code, with sources."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ FRAMES: list[tuple[str, str, dict[str, Any], str]] = [
     ("feddg_benchmark", "femnist", {"train.lr": 2e-3, "train.batch_size": 1024}, SEEDS),
     ("feddg_benchmark", "camelyon17", {"federation.rounds": 20, "train.batch_size": 512}, SEEDS),
 ]
-"""Recipe, data set, values of its frame, and where they stand."""
+"""Recipe, data set, settings of the setup, and their source."""
 
 METHODS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("pardon", "pacs", "pardon", {"triplet_weight": 0.75, "feature_weight": 0.2}, CODE),
@@ -176,9 +176,9 @@ METHODS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("feddg_benchmark", "camelyon17", "fedadg", {"train.batch_size": 512}, SEEDS),
     ("feddg_benchmark", "camelyon17", "fedadg", {"train.weight_decay": 5e-5}, SEEDS),
 ]
-"""Recipe, data set, method, values (a bare name is one of the method's own), and where they stand.
+"""Recipe, data set, method, values (bare names are the method's own settings), and their source.
 
-What a preset or a variant sets is the parity tests' matter."""
+The parity tests check what a preset or a variant sets."""
 
 CORRECTED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("pardon", "pacs", "fedgma", {"variant": "paper", "federation.server_lr": 1.0}),
@@ -193,7 +193,7 @@ CORRECTED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("feddg_benchmark", "pacs", "erm", {"train.optimizer_state": "persist"}),
     ("feddg_benchmark", "camelyon17", "fedadg", {"train_generator": True, "ce_weight": 0.1}),
 ]
-"""The same where ``--readings corrected`` gives something else."""
+"""The same for values that ``--readings corrected`` changes."""
 
 
 def values_of(recipe: str, dataset: str, method: str, readings: str) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def check(expected: dict[str, Any], values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("recipe", "dataset", "expected", "source"), FRAMES)
 def test_the_frame_is_the_papers(recipe, dataset, expected, source):
     assert source
-    for readings in READINGS:  # which change how methods are read, never the frame
+    for readings in READINGS:  # they change methods, never the setup
         check(expected, values_of(recipe, dataset, "fedavg", readings))
 
 
@@ -257,7 +257,7 @@ def test_scaffold_does_not_take_the_rate_of_adam(tmp_path):
 
     with pytest.raises(SettingsError, match="sgd"):
         plan()
-    assert plan(lr=0.001) == 0.001  # whoever says so has it
+    assert plan(lr=0.001) == 0.001  # an explicit rate is used
     assert plan("datasets: {digits4: {train: {optimizer: sgd, lr: 0.01}}}") == 0.01
     own = "datasets: {digits4: {train: {lr: 1}, methods: {scaffold: {train: {lr: 0.1}}}}}"
     assert plan(own) == 0.1

@@ -1,4 +1,4 @@
-"""Papers' tables of pictures drawn from styles."""
+"""Papers' tables of images reconstructed from styles."""
 
 from __future__ import annotations
 

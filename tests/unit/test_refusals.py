@@ -1,4 +1,4 @@
-"""Tables of what Python refuses: the call, the exception, and words of its one sentence."""
+"""Tables of refused calls: the call, the exception, and words of its one-line message."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ MANY = 1_000_000
 
 
 class Kind(NamedTuple):
-    """Values of a setting, written down here once more, by hand: right ones and wrong ones."""
+    """Valid and invalid values of a setting, written out here by hand."""
 
     good: tuple[str, ...]
     bad: tuple[str, ...]
 
 
 def whole(low: int, high: int) -> Kind:
-    """Return the kind of a whole number."""
+    """Return the kind of an integer."""
     bad = (str(low - 1), str(high + 1), f"{low}.5", "true", "1.5", "2020-01-01", "''", "null")
     return Kind((str(low), f"{high}", f"{low}.0"), bad)
 
@@ -74,7 +74,7 @@ def one_of(*good: str) -> Kind:
 
 TRUTH = Kind(("true", "false"), ("2", "-1", "0.5", "maybe", "''", "null", "[true]"))
 NEVER = ("[1, 2", "{a: 1}", "'9': [", "9" * 5000, "[" * 5000, "&a [*a]", "!!python/name:os.system")
-"""Values that no setting takes; a whole number of 5,000 digits has no end for some readers."""
+"""Values that no setting takes; some readers never finish an integer of 5,000 digits."""
 CROP = ("[1.0, 0.5]", "[0, 1]", "[0.5, 1.5]", "[0.5]", "[a, b]", "[true, true]", "0.5", "[.nan, 1]")
 
 KINDS: dict[str, Kind] = {
@@ -157,7 +157,7 @@ PAIRS = [
     ("train=3", "'train.lr'"),
     ("trian.lr=3", "'train.lr'"),
 ]
-"""KEY=VALUE, and words of the sentence."""
+"""KEY=VALUE, and words of the message."""
 
 FILES = [
     ("- a\n- b\n", "must hold KEY: VALUE lines, not a list"),
@@ -306,7 +306,7 @@ def settings(**values: Any) -> Callable[[], object]:
 
 
 def counts(*arguments: Any, rounding: str = "reference") -> Callable[[], object]:
-    """Return a call that deals out domains."""
+    """Return a call that distributes the images of domains over clients."""
     return lambda: heterogeneous_counts(*arguments, rounding=rounding)
 
 
@@ -317,7 +317,7 @@ def partition(images: int = 20, **values: Any) -> Callable[[], object]:
 
 
 def named(*arguments: Any) -> Callable[[], object]:
-    """Return a call that names scenarios."""
+    """Return a call that selects scenarios."""
     return lambda: scenarios(arguments[0], CYCLE, LETTERS, *arguments[1:])
 
 
@@ -327,7 +327,7 @@ def hyper(method: str, **values: Any) -> Callable[[], object]:
 
 
 def key_of(weights: str) -> Callable[[], object]:
-    """Return a call that makes the key of a run with a file."""
+    """Return a call that computes the key of a run with a weights file."""
     return lambda: canonical_settings(
         validate(RunSettings, merge(BASE, {"backbone": {"weights": weights}}))
     )
@@ -432,7 +432,7 @@ CALLS: list[tuple[Any, ...]] = [
         for official in (None, {}, {"train": ("a",), "test": ()})
     ),
 ]
-"""Calls, an exception that is no `SettingsError`, and words of the sentence."""
+"""Calls, the exception unless it is `SettingsError`, and words of the message."""
 
 
 @pytest.mark.parametrize("row", CALLS, ids=lambda row: row[-1][:50])

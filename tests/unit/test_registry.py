@@ -1,4 +1,4 @@
-"""Names: methods, data sets and recipes are found, and wrong ones refused with the nearest."""
+"""Methods, data sets and recipes are found by name; wrong names get the nearest as a hint."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DATASETS = names("data set")
 
 
 def refusal(function, *args, kind=SettingsError, **named):
-    """Return the sentence of an error."""
+    """Return the message of an error."""
     with pytest.raises(kind) as caught:
         function(*args, **named)
     assert "\n" not in str(caught.value)
@@ -97,7 +97,7 @@ def test_every_data_set_can_be_loaded(name):
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch, anew):
-    """Let methods come from a package made of the given module texts."""
+    """Load methods from a package made of the given module texts."""
 
     def make(**modules):
         package = tmp_path / "other_methods"
@@ -135,7 +135,7 @@ def test_a_module_defines_one_method(packages):
 
 @pytest.fixture
 def entered(packages, monkeypatch, anew):
-    """Let ``theirs`` be the given place in a package made of the given module texts."""
+    """Register ``theirs`` at a given place in a package made of the given module texts."""
 
     def make(place, **modules):
         packages(**modules)
@@ -275,7 +275,7 @@ def test_an_outline_says_what_the_class_does_and_needs_no_torch():
 
 
 def test_the_outlines_on_file_are_of_todays_source():
-    """`make digests` writes them; without, every list imports all methods."""
+    """`make digests` writes them; without them, every list imports all methods."""
     file = Path(feddg_methods.__file__).with_name(registry.OUTLINES)
     assert json.loads(file.read_text()) == outlines()
 
@@ -288,7 +288,7 @@ def test_every_setting_of_a_method_has_a_meaning(name):
 
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):
-    """Install a package with one method; return what prints the facts of its outline."""
+    """Install a package with one method; return a function that reads its outline."""
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
     info = tmp_path / "theirs-1.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""The report's data and page: numbers, escaping, sameness, policy."""
+"""The report's data and page: numbers, escaping, reproducibility, security policy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def runs_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def cells(table: dict[str, Any], metric: str, rule: str | None, split: str) -> dict[str, Any]:
-    """Return the cells of a view by row and name of the column: a scenario or a summary."""
+    """Return the cells of a view by row and column name: a scenario or a summary."""
     (view,) = [v for v in table["views"] if (v["metric"], v["rule"]) == (metric, rule)]
     (part,) = [p for p in view["splits"] if p["split"] == split]
     found = {}
@@ -70,7 +70,7 @@ def plain(label: str) -> str:
 
 
 def expected(root: Path, split: str, metric: str, rule: str) -> dict[tuple[str, str], list[float]]:
-    """Return from the files alone each method's numbers by scenario, over seeds."""
+    """Return each method's numbers by scenario, over seeds, from the files alone."""
     found: dict[tuple[str, str], list[float]] = {}
     records = sorted(ResultsStore(root), key=lambda one: one.seed)
     for one in records:
@@ -118,7 +118,7 @@ def test_cells_are_means_over_seeds_of_the_records(
         seeds = list(zip(wanted[method, "ip-o-c"], wanted[method, "oc-i-p"], strict=True))
         values = [statistics.fmean(pair) for pair in seeds]
         said = f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
-        if (method, "iqm") not in shown:  # which takes its place where runs collapse
+        if (method, "iqm") not in shown:  # it replaces the mean if runs collapse
             assert shown[method, "mean"]["text"] == said
 
 
@@ -194,7 +194,7 @@ def test_a_mark_needs_a_test(tmp_path: Path) -> None:
             save(tmp_path, record(method, scenario=scenario, entries=evaluated(accuracy=value)))
     found = cells(data_of(tmp_path)["tables"][0], "accuracy", "last", "test")
     marks = {key: cell["mark"] for key, cell in found.items() if "mark" in cell}
-    assert marks == {}  # the best number of each column is within the noise of another
+    assert marks == {}  # each column's best number is within noise of another
     for number, scenario in enumerate(FOUR):
         entries = evaluated(accuracy=0.95 + 0.01 * number)
         save(tmp_path, record("fedsr", scenario=scenario, entries=entries))
@@ -471,7 +471,7 @@ def test_no_records(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """What a browser makes of the page: elements with attributes, and the text of scripts."""
+    """The page as a browser parses it: elements with attributes, and the text of scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

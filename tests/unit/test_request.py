@@ -1,4 +1,4 @@
-"""Words become one request, and a request plans with keys, before any image is read."""
+"""Requests from files, flags and pairs, and their plans with keys, before any image is read."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_later_words_win(tmp_path: Path) -> None:
 
 
 def test_the_command_line_wins_over_a_short_key_of_a_file(tmp_path: Path) -> None:
-    """``lr: 0.1`` after ``train:`` once won over ``lr=0.2`` and over a later file."""
+    """``lr: 0.1`` after ``train:`` once overrode ``lr=0.2`` and a later file."""
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text("train: {batch_size: 8}\nlr: 0.1\n")
     second.write_text("train: {lr: 0.3}\n")
@@ -101,7 +101,7 @@ def test_the_command_line_wins_over_a_short_key_of_a_file(tmp_path: Path) -> Non
 def test_a_setting_that_decides_nothing_is_named(
     words: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is in the key, so that one run gets two records and a table two rows."""
+    """It is part of the key, so one run gets two records and two rows of a table."""
     _say_once.cache_clear()
     plans = Request.read(pairs=words.split(), flags={"method": "fedavg,fedprox"}).plan(check=False)
     assert len(plans) == 8
@@ -131,7 +131,7 @@ def test_a_file_cannot_name_one_data_set_and_train_on_another(tmp_path: Path) ->
     config.write_text("dataset: pacs\n")
     asked = Request.read(config=[config], flags={"scenario": "cs-a-p"})
     assert asked.dataset == "pacs"
-    with pytest.raises(DataError):  # it is not here
+    with pytest.raises(DataError):  # PACS is not available
         asked.plan()
 
 
@@ -152,7 +152,7 @@ def test_the_name_of_a_split_file_is_taken_as_it_is(name: str) -> None:
 
 
 def test_every_scenario_is_checked_first(tmp_path: Path) -> None:
-    """A split file fits one scenario of four: nothing is trained before that is said."""
+    """A split file fits one of four scenarios: the error precedes any training."""
     file = tmp_path / "split.csv"
     file.write_text("split,domain,category,path\n")
     with pytest.raises((SettingsError, DataError), match=r"split\.csv"):
@@ -222,7 +222,7 @@ def test_keys_are_those_of_the_first_records() -> None:
 
 
 def test_clients_in_the_reference_s_order_have_keys_of_their_own() -> None:
-    """They are others than those of the first records with this rounding."""
+    """They differ from the keys of the first records with this rounding."""
 
     def partition(dataset: str, scenario: str, rounding: str) -> dict[str, Any]:
         settings = {"partition.rounding": rounding, "pretrained": False}

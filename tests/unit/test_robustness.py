@@ -1,4 +1,4 @@
-"""The difference at equal `id_test`, and what simulations say of the tables' tests."""
+"""The difference at equal `id_test`, and simulations of the tables' tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOPE, INTERCEPT = 0.7, -0.9
 
 
 def line(percent: float) -> float:
-    """Return what the reference reaches on `test` at an `id_test`."""
+    """Return the reference's `test` accuracy at an `id_test` accuracy."""
     logit = INTERCEPT + SLOPE * math.log(percent / (100 - percent))
     return 100 / (1 + math.exp(-logit))
 

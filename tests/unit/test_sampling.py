@@ -1,4 +1,4 @@
-"""Client sampling: how many, which, and the same for every method."""
+"""Client sampling: sizes, frequencies, and the same cohorts for every method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secure sums: fixed point, dropouts, and the bytes of the protocol that is simulated."""
+"""Secure sums: fixed point, dropouts, and the bytes of the simulated protocol."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_too_few_are_no_sum(count, length, bits, threshold, gone, up, down):
     session = play(multiples(count, length, bits), left=left, threshold=threshold, bits=bits)
     with pytest.raises(TooFewError, match="2 clients are left, 3 are needed"):
         session.total()
-    assert (session.up, session.down) == (up, down)  # what was sent in vain
+    assert (session.up, session.down) == (up, down)  # bytes sent in vain
 
 
 def test_a_threshold_above_the_number_of_clients_is_refused():
@@ -113,7 +113,7 @@ def test_the_sum_has_the_bits_of_the_plain_sum_whoever_drops_out(count, length, 
     draws = np.random.default_rng(data.draw(st.integers(0, 99)))
     inputs = [wrap(draws.integers(0, 2**64, length, np.uint64), bits) for _ in range(count)]
     left = {}
-    for stage in STAGES:  # up to 30 % of those who are still there, at every stage
+    for stage in STAGES:  # up to 30 % of the remaining clients, at every stage
         there = [f"client_{k}" for k in range(count) if f"client_{k}" not in left]
         gone = data.draw(st.permutations(there))[: int(0.3 * len(there))]
         left |= dict.fromkeys(gone, stage)

@@ -1,4 +1,4 @@
-"""The server: what it accepts, drops, counts and keeps, with clients that only pretend to train."""
+"""The server with fake clients: accepted and dropped replies, bytes, means, checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = {"client_0": 10, "client_1": 30, "client_2": 60}
 
 
 class FakeExecutor:
-    """Answers each task by a function of it, and remembers the tasks."""
+    """Answers each task with a function of it and records the tasks."""
 
     workers = 1
 
@@ -37,11 +37,11 @@ class FakeExecutor:
 
 
 def fit(client):
-    """Stand for a method's client function: only its name travels."""
+    """Stand for a method's client function: only its name is sent."""
 
 
 def style(client):
-    """Stand for another."""
+    """Stand for another client function."""
 
 
 UPLINK = {"fit": ("weights", "loss"), "style": ("style",)}
@@ -85,7 +85,7 @@ def test_a_client_that_sends_nan_is_dropped_for_the_round(bad, client, caplog):
 
 
 def test_shares_are_renormalised_over_the_rest():
-    """Equal, bit for bit, to the mean in which the dropped client had never been."""
+    """Equal, bit for bit, to the mean without the dropped client."""
     server = make_server(sends({**SOUND, "client_1": [math.nan] * 3}))
     replies = list(server.ask(fit))
     mean = weighted_mean([r.value.weights for r in replies], [server.share(r) for r in replies])
@@ -131,7 +131,7 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_reply_of_another_form_is_dropped_and_named(kind, caplog):
-    """The mean is that of the others, bit for bit."""
+    """The method gets the replies of the other clients only."""
     weights, tensor = WRONG[kind]
     sound = sends(SOUND)
     server = make_server(
@@ -202,7 +202,7 @@ def test_a_sum_that_overflows_is_undone(caplog):
 
 
 def test_a_block_that_gets_no_reply_is_undone():
-    """As where a method asks twice, and every client diverges the second time."""
+    """As when a method asks twice and every client diverges the second time."""
     server = make_server()
     server.memory["step"] = 1
     before = server.weights
@@ -356,7 +356,7 @@ def test_a_call_may_do_without_the_model():
 
 
 def test_tasks_are_fixed_when_asked():
-    """Work happens later, but with the model and the broadcast of the moment of asking."""
+    """Work happens later, but with the model and the broadcast at the time of asking."""
     server = make_server()
     server.broadcast["style"] = "old"
     replies = server.ask(fit)
@@ -393,7 +393,7 @@ def test_bytes_of_the_model_up_and_down():
 
 
 def test_a_client_is_not_sent_a_model_that_it_has():
-    """Not for a second question of a round, and not where it was sent the new one at once."""
+    """Neither for a second question of a round nor if it already received the current model."""
     server = make_server()
     server.cohort = ("client_0", "client_1")
     list(server.ask(fit))

@@ -1,4 +1,4 @@
-"""Settings: layers, overrides, refusals in one sentence, and the run key."""
+"""Settings: layers, overrides, one-line refusals, and the run key."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ PRIVATE = {
     if key.startswith("privacy.") and key not in ("privacy.mechanism", "privacy.aggregation")
 }
 NEEDED = PRIVATE | SECURE
-"""What must be set for a setting to have an effect, or it is refused."""
+"""Settings without which a setting has no effect and is refused."""
 FILES = ("data.split_csv", "backbone.weights")
 
 
@@ -288,7 +288,7 @@ def test_the_key_is_the_same_for_the_same_values():
 
 
 def test_the_default_decay_is_not_in_the_key():
-    """Keys of records from before there was one stay."""
+    """Records from before this setting existed keep their keys."""
     layer = {"train": {"schedule": "cosine"}}
     assert "decay" not in canonical_settings(validate(RunSettings, merge(BASE, layer)))["train"]
     assert key_of({"train": {"decay": 0.96}}) == key_of()

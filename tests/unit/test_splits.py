@@ -1,4 +1,4 @@
-"""Splits: how many images are held out, and split files, right and wrong."""
+"""Splits: numbers of held-out images, and valid and invalid split files."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ ACS_P = {"art_painting": "train", "cartoon": "train", "photo": "test", "sketch":
 
 
 def rows(splits=AC_P_S):
-    """Return a right file's rows; images 1 and 3 are held out in their domain."""
+    """Return the rows of a valid file; images 1 and 3 are held out within their domain."""
     table = []
     for i, path in enumerate(PATHS):
         domain, category, _ = path.split("/")
@@ -165,7 +165,7 @@ def write(folder: Path, table, columns=COLUMNS) -> Path:
 
 
 class Listed:
-    """A data set of which only the list of images is known."""
+    """A data set with only a list of images."""
 
     title = "PACS"
     letters: ClassVar = LETTERS
@@ -236,7 +236,7 @@ NFC, NFD = "\u00e9tude", "e\u0301tude"
 
 
 class Accents(Listed):
-    """The same with a domain, a class and a file of accents, as a Mac stores them."""
+    """The same with accents in a domain, a class and a file, as macOS stores them."""
 
     letters: ClassVar = {NFD: NFD, "photo": "p"}
 
@@ -418,7 +418,7 @@ def test_a_file_of_the_size_of_pacs(tmp_path, name, train, id_val, id_test, val,
     ]
 
 
-# -------------------------------------------------------------------- which scenario a file is for
+# ------------------------------------------------------------------------------ scenarios of files
 
 
 class Pictures:
@@ -458,7 +458,7 @@ def test_a_folder_holds_a_file_for_each_scenario(tmp_path):
     def found(*arguments):
         return {s.name: file for s, file in scenarios_with_files(tmp_path, *arguments)}
 
-    assert found("ltdo", Pictures) == {"cs-a-p": files["cs-a-p"]}  # ac-s-p is none of its own
+    assert found("ltdo", Pictures) == {"cs-a-p": files["cs-a-p"]}  # ac-s-p is no default scenario
     assert found("lodo", Pictures) == {"acs-p": files["acs-p"]}
     both = found("ltdo", Pictures, "ac-s-p,cs-a-p")
     assert list(both.items()) == [(name, files[name]) for name in ("ac-s-p", "cs-a-p")]

@@ -56,7 +56,7 @@ DRAWS = 1000
 def simulated(
     rng: np.random.Generator, scenarios: int, seeds: int, deviation: float, rows: int = 2
 ) -> list[Pairs]:
-    """Return rows without a true difference: scenarios differ by chance, and so do seeds."""
+    """Return rows without a true difference: scenarios and seeds differ by chance."""
     of_scenarios = rng.normal(0, deviation / math.sqrt(2), (rows, scenarios, 1))
     of_seeds = rng.normal(0, 2 / math.sqrt(2), (rows, scenarios, seeds))
     return [sample(row) for row in of_scenarios + of_seeds]
@@ -67,7 +67,7 @@ def simulated(
 def test_nothing_is_called_better_more_often_than_the_level(
     scenarios: int, seeds: int, deviation: float
 ) -> None:
-    """A test over all (scenario, seed) pairs says so in up to 39 % of these."""
+    """A test over all (scenario, seed) pairs finds a difference in up to 39 % of these cases."""
     rng = np.random.default_rng([scenarios, seeds, int(deviation)])
     marked = 0
     for _ in range(DRAWS):
@@ -122,7 +122,7 @@ def test_the_test_by_hand() -> None:
 
 
 def test_the_interval_by_hand() -> None:
-    """Differences 1, 2, 3: 2 -+ 4.3027 / sqrt(3); the bootstrap's cannot leave [1, 3]."""
+    """Differences 1, 2, 3: 2 -+ 4.3027 / sqrt(3); a bootstrap interval cannot leave [1, 3]."""
     found = t_interval(np.array([1.0, 2.0, 3.0]))
     assert (found.value, found.low, found.high) == pytest.approx((2, -0.484138, 4.484138), abs=1e-6)
     assert math.isnan(t_interval(np.array([1.0, 2.0])).low)
@@ -131,7 +131,7 @@ def test_the_interval_by_hand() -> None:
 
 
 def test_seeds_are_no_degrees_of_freedom() -> None:
-    """Three scenarios with 1 and with 100 equal seeds say the same."""
+    """Three scenarios give the same result with 1 and with 100 equal seeds."""
     one, many = sample([[1], [2], [3]]), sample([[1] * 100, [2] * 100, [3] * 100])
     zero = dict.fromkeys(many, 0.0)
     assert compare(many, zero).p_value == pytest.approx(compare(one, zero).p_value)
@@ -236,7 +236,7 @@ def test_best_and_second_need_three_scenarios_and_a_test() -> None:
 
 
 def test_a_row_that_is_worse_on_the_shared_seeds_is_not_the_best() -> None:
-    """Its other seeds are easy ones, so that its mean is the highest."""
+    """Its other seeds are easy, so its mean is the highest."""
     rng = np.random.default_rng(4)
     base = rng.normal(0, 1, (4, 1))
     easy = sample(np.hstack([base, base + 40, base + 40]) + rng.normal(0, 0.01, (4, 3)))
@@ -278,7 +278,7 @@ def test_the_interval_of_the_interquartile_mean_is_stratified() -> None:
 
 @pytest.mark.parametrize("apart", [0.5, 10.0])
 def test_the_interval_of_the_interquartile_mean_covers_it(apart: float) -> None:
-    """A bootstrap of three seeds that is not widened misses in 14 to 20 %."""
+    """An unwidened bootstrap over three seeds misses the true value in 14 to 20 % of draws."""
     rng = np.random.default_rng(int(apart))
     means = np.arange(4.0)[:, None] * apart
     truth = interquartile_mean((means + rng.normal(0, 1, (4, 5000))).ravel())
@@ -335,7 +335,7 @@ def test_what_a_test_detects_is_that_of_statsmodels(n: int) -> None:
     gaps = np.random.default_rng(n).normal(1.0, 2.0, n)
     effect = TTestPower().solve_power(effect_size=None, nobs=n, alpha=0.05, power=0.8)
     assert detectable(gaps) == pytest.approx(effect * gaps.std(ddof=1), rel=1e-5)
-    assert detectable(gaps + 5) == pytest.approx(detectable(gaps))  # it asks for scatter alone
+    assert detectable(gaps + 5) == pytest.approx(detectable(gaps))  # only the scatter matters
     assert math.isnan(detectable(gaps[:2]))
 
 
@@ -348,13 +348,13 @@ def test_clear_leads_take_the_noise_of_all_into_account() -> None:
     lucky = np.stack([calm + 1.0, steps])  # its own noise alone would let it win
     assert clear_leads(lucky).tolist() == [True, False]
     assert clear_leads(np.stack([calm + 0.5, steps])).tolist() == [False, False]
-    wild = np.stack([calm + 0.5, calm, 100 * steps - 50])  # one that falls apart hides no other
+    wild = np.stack([calm + 0.5, calm, 100 * steps - 50])  # a very noisy row hides no other
     assert clear_leads(wild).tolist() == [True, False, False]
     assert clear_leads(np.ones((2, 2))).tolist() == [False, False]
     assert clear_leads(np.ones((0, 3))).tolist() == []
 
 
-# ------------------------------------------------------------------------- runs that stand apart
+# --------------------------------------------------------------- collapsed runs, noisy scenarios
 
 
 def test_a_run_that_lies_far_below_its_scenario_s_other_seeds_collapsed() -> None:
@@ -363,7 +363,7 @@ def test_a_run_that_lies_far_below_its_scenario_s_other_seeds_collapsed() -> Non
     assert collapsed(sample([[62, 46, 42], [70, 72, 57]]), other) == [((0, "0"), 1)]
     assert collapsed(sample([[62, 46.9, 42]]), other) == [((0, "0"), 1)]
     assert collapsed(sample([[62, 47.1, 42]]), other) == []
-    assert collapsed(sample([[62, 20]]), other) == []  # of two seeds nobody knows the usual one
+    assert collapsed(sample([[62, 20]]), other) == []  # two seeds do not show the usual one
 
 
 def test_one_scenario_whose_seeds_scatter_makes_the_test_blind() -> None:

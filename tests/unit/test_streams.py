@@ -1,4 +1,4 @@
-"""Random streams: each its own by name, and nobody else's generator touched."""
+"""Random streams: independent by name, without effect on global generators."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_same_name_gives_the_same_stream():
 
 
 def test_a_seed_never_changes():
-    """Numbers of published runs hang on these: SHA-256 of the names, first 63 bits."""
+    """Numbers of published runs depend on these: SHA-256 of the names, first 63 bits."""
     assert derive_seed(0, "init") == 2_410_301_491_197_795_094
     assert derive_seed(7, "fit", 3, "client_05") == 8_936_605_786_095_734_216
 

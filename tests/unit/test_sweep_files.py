@@ -1,4 +1,4 @@
-"""Sweep files: W&B's format as we read it, and the files that come with the project."""
+"""Sweep files: W&B's format as the suite reads it, and the shipped files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_shipped_file_may_be_given_by_its_name():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_wandb_accepts_the_file(path: Path) -> None:
     sweeps = pytest.importorskip("sweeps", reason="W&B's schema is in its package `sweeps`")
-    if not hasattr(sweeps, "schema_violations_from_proposed_config"):  # our folder of that name
+    if not hasattr(sweeps, "schema_violations_from_proposed_config"):  # the project's own folder
         pytest.skip("W&B's schema is in its package `sweeps`")
     assert sweeps.schema_violations_from_proposed_config(yaml.safe_load(path.read_text())) == []
 
@@ -96,7 +96,7 @@ def test_every_method_has_a_search_that_it_accepts(tmp_path: Path) -> None:
                 assert space.low <= defaults[key] <= space.high, f"{name}: {key}"
             else:
                 assert defaults[key] in values, f"{name}: {key}"
-        open_search(sweep, tmp_path)  # every end of every range is a valid run
+        open_search(sweep, tmp_path)  # both ends of every range are valid
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_point_is_the_runs_of_the_command() -> None:
     for job in found:
         (alone,) = jobs(job.pairs, Datasets())
         assert alone.key == job.key
-    assert len(jobs(["seed=0"], Datasets())) == 4  # the protocol's own scenarios
+    assert len(jobs(["seed=0"], Datasets())) == 4  # the protocol's default scenarios
 
 
 def test_jobs_of_several_methods_have_the_settings_that_are_theirs():

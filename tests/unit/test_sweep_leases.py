@@ -1,4 +1,4 @@
-"""Leases: one holder, dead ones replaced, clocks never compared."""
+"""Leases: one holder, dead holders replaced, clocks never compared."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_another_machines_lease_expires_by_our_clock_alone(
     assert look(leases) is None
     clock.now += 59
     assert look(leases) is None
-    os.utime(path, (time.time() + skew + 1, time.time() + skew + 1))  # it lives
+    os.utime(path, (time.time() + skew + 1, time.time() + skew + 1))  # the holder is alive
     clock.now += 59
     assert look(leases) is None
     clock.now += 59
@@ -133,16 +133,16 @@ def test_a_killed_process_of_this_machine_is_replaced_at_once(leases: Leases) ->
     with taken:
         pass
     assert leases.held() == {}
-    assert list(leases.here.iterdir()) == []  # nothing is left of the dead one
+    assert list(leases.here.iterdir()) == []  # no file of the dead process is left
 
 
 def test_a_clone_of_this_machine_steals_nothing(leases: Leases, clock: Clock) -> None:
-    """Same names, same start, same process numbers; only what lies on its own disk is another."""
+    """Same names, same start, same process ids; only the files on its own disk differ."""
     lease = look(leases)
     assert lease is not None
     clone = Leases(leases.folder, expiry=60.0, clock=clock, here=leases.here.with_name("clone"))
     assert look(clone) is None
-    shutil.rmtree(leases.here)  # nor does anybody, if what shows that it lives is tidied away
+    shutil.rmtree(leases.here)  # nor does anyone if its lock is deleted
     assert look(leases) is None
     lease.beat()
     assert not lease.lost
@@ -173,7 +173,7 @@ def test_a_sleeper_leaves_the_next_holders_lease_alone(leases: Leases, clock: Cl
 def test_a_taker_that_paused_does_not_win_beside_another(
     leases: Leases, clock: Clock, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    """Between its look at the dead lease and its own, another took it over and finished."""
+    """Between its check of the dead lease and its own lease, another took over and finished."""
     elsewhere(leases.folder / "k.0")
     assert look(leases) is None
     clock.now += 61
@@ -260,7 +260,7 @@ def test_a_file_server_that_stumbles_does_not_end_the_heartbeat(
 def test_what_another_copy_tidies_away_is_not_ours(
     leases: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its part file goes just when the lease turns out to be another's."""
+    """Its part file is deleted just when the lease turns out to belong to another."""
     lease = look(leases)
     assert lease is not None
     link = os.link
@@ -286,7 +286,7 @@ def test_a_touch_is_seen(leases: Leases) -> None:
 def test_what_a_kill_while_writing_leaves_is_no_lease(leases: Leases, clock: Clock) -> None:
     leases.folder.mkdir()
     (leases.folder / ".0123.part").write_bytes(b"")
-    (leases.folder / "k.0").write_bytes(b"")  # made without hard links, killed before its content
+    (leases.folder / "k.0").write_bytes(b"")  # made without hard links, killed before writing
     assert look(leases) is None
     clock.now += 61
     assert look(leases) is not None

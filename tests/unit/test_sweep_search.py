@@ -1,4 +1,4 @@
-"""The Bayesian search: what it keeps, what it learns from, and what it never looks at."""
+"""The Bayesian search: stored points, and learning from validation, never from test images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ parameters:
 
 
 def record(job: Job | None, accuracy: float) -> RunRecord:
-    """Return a job's record whose validation says ``accuracy`` and whose test says the opposite."""
+    """Return a job's record with validation accuracy ``accuracy`` and test ``1 - accuracy``."""
     evaluation = {
         "val": measured(accuracy, "a", images=30),
         "id_val": measured(1.0, "b") | measured(0.0, "c", images=30),
@@ -64,7 +64,7 @@ def rate(search: BayesSearch, number: int) -> float:
 
 
 def finish(search: BayesSearch, root: Path) -> list[float]:
-    """Answer every proposal by a validation accuracy that is best at 0.01."""
+    """Answer every proposal with a validation accuracy that is best at 0.01; return the rates."""
     store = ResultsStore(root)
     rates = []
     while search.grow():
@@ -92,7 +92,7 @@ def test_the_same_results_lead_to_the_same_points(sweep: Sweep, tmp_path: Path) 
 
 
 def test_it_learns_from_validation(sweep: Sweep, tmp_path: Path) -> None:
-    """After its start-up points proposals crowd around the best rate, at 0.01 of [1e-4, 1]."""
+    """After the start-up points, proposals concentrate near the best rate, 0.01 in [1e-4, 1]."""
     longer = dataclasses.replace(sweep, run_cap=30)
     rates = finish(BayesSearch(longer, tmp_path, Datasets()), tmp_path)
     assert sum(0.001 < rate < 0.1 for rate in rates[15:]) >= 9
@@ -162,7 +162,7 @@ def test_objectives_are_means_over_images(name: str, value: float) -> None:
 
 
 def test_a_loss_that_overflowed_is_a_failed_point(sweep: Sweep, tmp_path: Path) -> None:
-    """Not a number is null on disk, and no value for the estimator."""
+    """NaN is null on disk, and no value for the estimator."""
     lowest = dataclasses.replace(sweep, objective=Objective("val/loss", False))
     search = BayesSearch(lowest, tmp_path, Datasets())
     assert search.grow()

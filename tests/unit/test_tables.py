@@ -56,7 +56,7 @@ PAIR = ("oc-i-p", "ic-p-o")
 
 @pytest.fixture
 def add(tmp_path: Path) -> Add:
-    """Return a maker of records: method, scenario, seed, accuracies by round, settings."""
+    """Return a function that saves a record with given accuracies by round and settings."""
 
     def make(
         method: str = "fedavg",
@@ -145,7 +145,7 @@ def test_every_setting_of_a_record_is_read(add: Add, tmp_path: Path) -> None:
 def test_files_laid_out_otherwise_read_alike(
     add: Add, tmp_path: Path, rule: Rule, rounds: int
 ) -> None:
-    """A long record is read in parts, one written by another program whole."""
+    """Long records are read in parts, records written by another program as a whole."""
     rng = np.random.default_rng(rounds)
     values = [tuple(rng.random(rounds).tolist()) for _ in range(3)]
     record = add("fedavg", "oc-i-p", 3, *values)
@@ -208,7 +208,7 @@ def test_mean_deviation_worst_and_comparison(add: Add, tmp_path: Path) -> None:
     assert mine["text"] == "55.00 ± 7.07"
     assert mine["seeds"] == "0 1"
     assert len(mine["run_keys"].split()) == 2
-    assert found["FedAvg", "test mean"]["run_keys"] == ""  # its cells have named them
+    assert found["FedAvg", "test mean"]["run_keys"] == ""  # its cells name them
     assert float(found["FedAvg", "test mean"]["value"]) == pytest.approx(55)  # seeds: 60, 50
     assert float(found["FedAvg", "test mean"]["std"]) == pytest.approx(math.sqrt(50))
     assert float(found["FedAvg", "test worst"]["value"]) == pytest.approx(45)  # seeds: 50, 40
@@ -305,7 +305,7 @@ def test_rows_at_chance_and_runs_that_diverged_say_so(add: Add, tmp_path: Path) 
         add("fedavg", scenario, test=(0.5,), federation__rounds=7)
         add(
             "agrsum", scenario, test=(0.14,), federation__rounds=7
-        )  # guessing ten classes gets 10 %
+        )  # guessing among ten classes gives 10 %
         add("agrrand", scenario, test=(0.15,), federation__rounds=7)
     store = ResultsStore(tmp_path)
     for seed in (0, 1):
@@ -337,7 +337,7 @@ def test_p_values_are_corrected_for_the_rows_and_come_with_what_a_test_detects(
             add(method, scenario, test=(0.5 + gap[step],))
     grid = generic(tmp_path)
     found = cells(grid)
-    for method, factor in (("PARDON", 2), ("MOON", 1)):  # Holm: the smaller one twice
+    for method, factor in (("PARDON", 2), ("MOON", 1)):  # Holm doubles the smaller one
         gap = 100 * np.array(gaps[method.lower()])
         p_value = scipy.stats.ttest_1samp(gap, 0).pvalue
         assert float(found[method, "test p"]["value"]) == pytest.approx(factor * p_value)
@@ -351,7 +351,7 @@ def test_p_values_are_corrected_for_the_rows_and_come_with_what_a_test_detects(
 def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_run(
     add: Add,
 ) -> None:
-    """Moon's p-value is 0.043 by itself."""
+    """MOON's uncorrected p-value is 0.043."""
     gaps = {"pardon": (0.1, 0.12, 0.14, 0.2), "moon": (0.01, 0.06, 0.03, 0.05), "fpl": (0,) * 4}
     runs = [add("fedavg", scenario, test=(0.5,)) for scenario in SCENARIOS]
     for method, gap in gaps.items():
@@ -393,7 +393,7 @@ def test_no_number_of_the_table_of_several_methods_is_cut(
 def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(
     add: Add, tmp_path: Path
 ) -> None:
-    """MOON is FedAvg a round ago, FPL 5 points above that, and FedSR where FedAvg never was."""
+    """MOON equals FedAvg a round earlier, FPL is 5 points above, FedSR outside FedAvg's range."""
 
     def line(known: float) -> float:
         return 1 / (1 + math.exp(0.9) * (known / (1 - known)) ** -0.7)
@@ -503,7 +503,7 @@ def test_rows_of_another_cpu_than_most_are_named(add: Add, tmp_path: Path, porta
         record = add(method, "oc-i-p", 0)
         environment = {**record.environment.model_dump(), "cpu": cpu, "portable": portable}
         store.save(RunRecord.model_validate({**record.as_json(), "environment": environment}))
-    add("moon", "oc-i-p", 0)  # an old record, which does not say
+    add("moon", "oc-i-p", 0)  # an old record, without a CPU
     said = [note for note in generic(tmp_path).notes if "another kind of CPU" in note]
     assert [note.partition(", where")[0] for note in said] == (
         [] if portable else ["Run on another kind of CPU than most rows (AuthenticAMD avx2)"]
@@ -617,7 +617,7 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
 
 
 def test_a_frame_may_lack_a_setting_that_another_has(add: Add, tmp_path: Path) -> None:
-    """A record has no ``data.background`` while it is black, so that old keys stay."""
+    """Records omit ``data.background`` if it is black, so that old keys stay."""
     add("fedavg")
     add("fedavg", data__background="white", seed=1)
     names = [table.name for table in frames(read_runs(tmp_path))]
@@ -626,7 +626,7 @@ def test_a_frame_may_lack_a_setting_that_another_has(add: Add, tmp_path: Path) -
 
 
 def test_pooled_runs_bring_no_column_that_a_frame_lacks(add: Add, tmp_path: Path) -> None:
-    """Unless no frame has it."""
+    """Unless no setup has it."""
     add("fedavg", "oc-i-p", partition__heterogeneity=0.0)
     for scenario in ("oc-i-p", "ip-o-c"):
         add("fedavg", scenario, partition__heterogeneity=0.1)
@@ -715,7 +715,7 @@ def test_oracle_is_marked_and_a_rule_without_its_split_leaves_a_gap(
 
 
 def test_runs_of_a_partition_of_ones_own_have_a_table(tmp_path: Path) -> None:
-    """Its settings are not in the list of those that captions name."""
+    """Its settings are not among those that captions name."""
     one = record("fedavg", settings={"partition": {"clients": 77}})
     mine = one.settings | {"partition": {**one.settings["partition"], "kind": "striped"}}
     changes = {"settings": mine, "key": run_key(mine, one.method_version)}
@@ -732,7 +732,7 @@ def test_a_misspelt_method_of_a_table_is_guessed(tmp_path: Path) -> None:
 
 
 def test_what_a_method_was_told_beside_its_recipe_is_said(tmp_path: Path) -> None:
-    """All runs of a row may agree in it, so that no label of a variant tells."""
+    """All runs of a row can share it, so that no label of a variant shows it."""
     for style, method in (("vgg19_16x", "ccst"), ("pixel", "pardon")):
         one = record(method, settings={"hyper": {"style": style, "preset": "pardon"}})
         save(tmp_path, one.model_copy(update={"labels": {"style": style}}))
@@ -871,7 +871,7 @@ def test_wide_tables_are_cut_where_summaries_begin(add: Add, tmp_path: Path) -> 
 
 
 def test_a_row_is_the_runs_that_depart_least_from_the_recipe(tmp_path: Path) -> None:
-    """Tuned settings and those that a row asks for are no departures."""
+    """Tuned settings and those that a row requests do not count as departures."""
 
     def run(method: str, seed: int, tuned: float | None = None, **changed: Any) -> None:
         frame = in_frame("quick", "digits4", method)
@@ -897,7 +897,7 @@ def test_a_row_is_the_runs_that_depart_least_from_the_recipe(tmp_path: Path) -> 
 
 
 def test_a_row_made_with_other_rounds_than_most_says_so(tmp_path: Path) -> None:
-    """A paper's table may have them in one setup; a leaderboard keeps them apart."""
+    """A paper's table can have both in one setup; a leaderboard separates them."""
     usual = in_frame("quick", "digits4", "fedavg")
     fewer = merge(usual, {"federation": {"rounds": 30}})
     for method in ("fedprox", "moon"):
@@ -945,7 +945,7 @@ def test_what_is_marked_can_be_chosen(
 
 
 def test_captions_and_files_of_the_shipped_tables_are_short() -> None:
-    """A title and a caption have 40 words, a file 600, a Markdown table 8 columns of numbers."""
+    """Limits: 40 words for title and caption, 600 per file, 8 number columns in Markdown."""
     folder = Path(__file__).parents[2] / "results" / "tables"
     tables = [p for p in folder.glob("*.md") if p.suffixes == [".md"]]
     assert len(tables) > 10
@@ -971,7 +971,7 @@ def test_captions_and_files_of_the_shipped_tables_are_short() -> None:
 
 
 def test_every_named_table_is_whole_without_records() -> None:
-    """Every published number of a table stands in it once, and nothing else."""
+    """A table shows each of its published numbers once, and nothing else."""
     assert set(named_tables()) == {
         *("pardon-1", "pardon-2", "pardon-3", "pardon-5"),
         *("fisc-6", "fisc-7", "fisc-8", "fisc-10", "fedccrl-1", "fedccrl-2"),
@@ -983,7 +983,7 @@ def test_every_named_table_is_whole_without_records() -> None:
         "rates": 0,
         "worlds": 0,
         "worlds-mechanisms": 0,
-        "feddg-benchmark": 0,  # its numbers are not among ours
+        "feddg-benchmark": 0,  # its numbers are not on file
         "feddg-benchmark-clients": 0,
         "feddg-benchmark-epochs": 0,
         "pardon-1": 120,
@@ -1018,7 +1018,7 @@ def test_every_named_table_is_whole_without_records() -> None:
 
 
 def pardon_on_sketch(folder: Path, **changed: Any) -> Grid:
-    """Return PARDON's Table II with a run of ours, in its frame but for what is changed."""
+    """Return PARDON's Table II with one run in the paper's setup, except for ``changed``."""
     layer = {"method": "pardon", "dataset": "pacs", "protocol": "lodo", "scenario": "acp-s"}
     frame = merge(
         in_frame("pardon", "pacs", "pardon"), *(nested(*pair) for pair in changed.items())

@@ -1,4 +1,4 @@
-"""Data sets beyond RGB classes: regression, groups, other channels; from reading to the table."""
+"""Data sets beyond RGB classes: regression, groups, other channels; from files to tables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ BARE = dict.fromkeys(("brightness", "contrast", "saturation", "hue", "grayscale"
 
 
 class Landsat(DomainDataset):
-    """Five bands of which the third tells the target, of three countries."""
+    """Five-band images of three countries, whose third band encodes the target."""
 
     name = "landsat"
     title = "Landsat"
@@ -112,7 +112,7 @@ class Landsat(DomainDataset):
         return image.astype(np.float16)
 
 
-# ------------------------------------------------------------------------- what a data set is
+# ---------------------------------------------------------------------------------- data sets
 
 
 def test_targets_are_no_classes():
@@ -183,7 +183,7 @@ def test_a_contact_sheet_of_grey_images():
 
 
 class Crops(Landsat):
-    """The same with classes and bytes."""
+    """The same with classes and RGB bytes."""
 
     classes = ("wheat", "rice")
     task = "classification"
@@ -236,7 +236,7 @@ def test_images_that_cannot_be_listed_are_told_with_the_place():
 
 
 class Fragile(Crops):
-    """Raises something at one image."""
+    """Raises an error at one image."""
 
     error: Exception = FileNotFoundError(2, "No such file or directory", "007.npz")
 
@@ -369,7 +369,7 @@ def test_normalised_values_are_kept():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
 @pytest.mark.parametrize("channels", [1, 2, 8])
 def test_crop_and_flip_for_any_channels(channels, dtype):
-    """Every channel is cropped and mirrored as the channels of an RGB image are."""
+    """Every channel is cropped and mirrored like those of an RGB image."""
     generator = torch.Generator().manual_seed(0)
     grey = torch.randint(0, 256, (4, 12, 12, 1), generator=generator).to(torch.uint8)
     augment = Augment(AugmentSettings(**BARE, crop_scale=(0.3, 0.8)))
@@ -452,7 +452,7 @@ def test_a_normalisation_of_rgb_is_refused_for_other_channels():
         build_backbone(settings, 8)
 
 
-# -------------------------------------------------------------------- who can learn what
+# ----------------------------------------------------------------------- methods by task
 
 
 def test_the_methods_that_can_learn_a_number():
@@ -519,7 +519,7 @@ def test_a_synthetic_federation_is_like_its_data_set(start_run):
 
 
 def test_a_regression_is_measured(start_run):
-    """Against one forward pass; the whole split is there too, since Pearson is no mean."""
+    """Compare with one forward pass; Pearson is no mean, so the whole split is measured, too."""
     federation = toy_regression()
     whole = np.concatenate([index for _, _, index in federation.evaluation])
     parts = [("test", domain, index) for _, domain, index in federation.evaluation]
@@ -577,7 +577,7 @@ datasets:
 
 @pytest.fixture
 def feddg(feddg, monkeypatch, tmp_path):
-    """Return the command, which knows the data set ``landsat``."""
+    """Return the command with the data set ``landsat`` registered."""
     module = types.ModuleType("feddg_datasets.landsat")
     module.Landsat = Landsat
     monkeypatch.setattr(Landsat, "__module__", module.__name__)

@@ -1,4 +1,4 @@
-"""The contract finds what it is for: each kind of broken plugin, by the check that names it."""
+"""The contract finds each kind of broken plugin, by the check that names it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.attacks.clients import LEFT, bank, process_put_back
 
 
 class Detached(Method):
-    """Sends a part that never learns."""
+    """Sends a part that is never trained."""
 
     def build(self):
         self.generator = torch.nn.Linear(2, 2)
 
 
 class Forgetful(Method):
-    """The server half remembers on the object, where a checkpoint does not look."""
+    """The server half keeps state on the object, which a checkpoint does not save."""
 
     def aggregate(self, server, updates):
         self.count = getattr(self, "count", 0) + 1
@@ -32,7 +32,7 @@ class Forgetful(Method):
 
 
 class Leaking(Method):
-    """Clients leave something for the next one, where no snapshot of attributes looks."""
+    """Clients leave state for the next one, which a snapshot of attributes does not show."""
 
     def build(self):
         self.seen = [0]
@@ -43,7 +43,7 @@ class Leaking(Method):
 
 
 class Left(Method):
-    """Clients do something after they have trained (see `tests.attacks.clients`)."""
+    """Clients have a side effect after training (see `tests.attacks.clients`)."""
 
     def fit(self, client):
         update = super().fit(client)
@@ -52,7 +52,7 @@ class Left(Method):
 
 
 class Numpy(Method):
-    """Writes into the images where PyTorch does not see it."""
+    """Writes into the images in a way that PyTorch does not detect."""
 
     def fit(self, client):
         update = super().fit(client)
@@ -61,7 +61,7 @@ class Numpy(Method):
 
 
 class Undeclared(Method):
-    """Sends the labels along."""
+    """Also sends labels."""
 
     def fit(self, client):
         update = super().fit(client)
@@ -69,7 +69,7 @@ class Undeclared(Method):
 
 
 class Meddling(Method):
-    """Counts in what the server told everybody."""
+    """Counts in the server's broadcast."""
 
     downlink = ("seen",)
 
@@ -77,12 +77,12 @@ class Meddling(Method):
         server.broadcast["seen"] = torch.zeros(1)
 
     def fit(self, client):
-        client.broadcast._content["seen"].add_(1)  # what is read is a copy: it reaches behind that
+        client.broadcast._content["seen"].add_(1)  # bypasses the copy that a read gives
         return super().fit(client)
 
 
 class Overwriting(Meddling):
-    """Puts something else where the server told everybody a number."""
+    """Replaces an entry of the server's broadcast."""
 
     def fit(self, client):
         client.broadcast["seen"] = torch.ones(1)
@@ -105,7 +105,7 @@ class Stuck(Method):
 
 
 class Fragile(Method):
-    """Wants every client's reply."""
+    """Requires every client's reply."""
 
     def aggregate(self, server, updates):
         replies = list(updates)
@@ -114,7 +114,7 @@ class Fragile(Method):
 
 
 class Random(Method):
-    """Draws from nowhere."""
+    """Draws from a generator outside the run's streams."""
 
     def training_step(self, batch, batch_idx):
         noise = torch.rand((), generator=_GENERATOR)
@@ -125,7 +125,7 @@ _GENERATOR = torch.Generator()
 
 
 class OwnFit(Method):
-    """Forgets that the optimizer may be kept."""
+    """Ignores that the optimizer's state can be kept."""
 
     def fit(self, client):
         optimizer = self.configure_optimizers()
@@ -139,13 +139,13 @@ class OwnFit(Method):
 
 
 class Misspelt(Method):
-    """Declares a form that cannot be read, of something that it never sends."""
+    """Declares an unreadable form of something that it never sends."""
 
     uplink: ClassVar = {"fit": {"weights": "model"}, "secret": {"secret": "flot32 2, 2"}}
 
 
 class Sending(Method):
-    """The same, with its default settings alone."""
+    """The same, for its default settings only."""
 
     @classmethod
     def sends(cls, _settings):
@@ -153,7 +153,7 @@ class Sending(Method):
 
 
 class Public(Method):
-    """Means to keep its classifier with each client, and sends it."""
+    """Sends the classifier, which was meant to stay with each client."""
 
     local = ("clasifier.",)
 
@@ -175,7 +175,7 @@ LEFT_TOLD = {
     "another rate in client.train": "the settings of training",
     "other images": "the images",
 }
-"""What a client leaves behind, and how the contract calls it."""
+"""Side effects of a client, and their names in the contract's messages."""
 
 BROKEN = [
     *(
@@ -219,7 +219,7 @@ def test_all_failures_are_told_together():
 
 
 class Attentive(Method):
-    """Weights the places of the last map by a softmax."""
+    """Weights the positions of the last feature map by a softmax."""
 
     def build(self):
         self.query = torch.nn.Conv2d(self.num_features, 1, 1, bias=False)
@@ -239,7 +239,7 @@ def test_attention_over_places_is_trained():
 
 
 class Still(Method):
-    """Its tensors stay for five reasons."""
+    """Has tensors that stay unchanged, for five reasons."""
 
     def build(self):
         self.register_buffer("counter", torch.zeros(1))

@@ -1,4 +1,4 @@
-"""What W&B is told, and that training does not notice whatever W&B does."""
+"""Data sent to W&B, and training that is unaffected by any failure of W&B."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def a_round(number: int, val: float, id_val: float, test: float) -> RoundRecord:
 
 @pytest.fixture
 def record() -> RunRecord:
-    """Return a record of three rounds: best by val is 1, by id_val is 3, on test images 2."""
+    """Return a record of three rounds: 1 is the best by val, 3 by id_val, 2 on test images."""
     values = ((1, 0.5, 0.5, 0.1), (2, 0.25, 0.5, 0.9), (3, 0.5, 0.75, 0.2))
     return make_record(
         {"seed": 3},
@@ -124,7 +124,7 @@ PLAN: Any = SimpleNamespace(canonical={"train": {"lr": 0.1}}, recipe="quick", ke
 
 
 class World:
-    """A tracker with a W&B that fails on demand, and what both said."""
+    """A tracker with a fake W&B that fails on demand, and the messages of both."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -146,7 +146,7 @@ class World:
         return [call for call in calls if not moments or call["moment"] in moments]
 
     def run(self, tracker: Tracker, record: RunRecord) -> None:
-        """Do to the tracker what a run does."""
+        """Call the tracker as a run does."""
         ResultsStore(self.folder / "results").save(record)
         rounds, record = record.rounds, record.model_copy(update={"rounds": []})
         with tracker:
@@ -296,7 +296,7 @@ def test_failing_is_said_once_and_harms_nothing(
     if how == "raise" and moment in ("summary", "artifact"):
         assert world.did("finish"), "what was logged must not be left open"
     if how != "hang":
-        world.run(tracker, record)  # the next run tries again, in silence
+        world.run(tracker, record)  # the next run tries again, silently
         assert len(world.did("import")) == 2
     else:
         world.run(tracker, record)
@@ -398,7 +398,7 @@ def test_off_does_nothing(world: World, record: RunRecord) -> None:
 def test_without_the_package_it_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch, found: object
 ) -> None:
-    """The second is a folder `wandb` in which W&B kept runs."""
+    """The second case is a folder `wandb` in which W&B stored runs."""
     find: Callable[[str], object] = lambda _: found  # noqa: E731
     monkeypatch.setattr(tracking.importlib.util, "find_spec", find)
     world.tracker("off")

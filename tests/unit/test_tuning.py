@@ -1,4 +1,4 @@
-"""Equal tuning: trials, ledgers made from records, and what `tuned` takes of them."""
+"""Equal tuning: trials, ledgers made from records, and their use by `tuned`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SPACE = {
 
 @pytest.fixture
 def none_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No ledgers but the test's own: neither in the working folder nor from the package."""
+    """Hide all ledgers but the test's own: those of the working folder and of the package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("feddg_bench.records.tuning.shipped", lambda folder: tmp_path / folder)
 
@@ -189,7 +189,7 @@ def made(
     *,
     whole: bool = True,
 ) -> RunRecord:
-    """Return a trial's record, with the seed of that place; if ``whole``, with all its rounds."""
+    """Return a trial's record with the seed at ``place``; if ``whole``, with all its rounds."""
     job = tuning.trials[number][place]
     plan = Request.read(pairs=job.pairs).plan(check=False)[0]
     rounds = [
@@ -219,7 +219,7 @@ def made(
 
 
 def test_held_out_images_of_training_domains_choose(tmp_path: Path) -> None:
-    """Better on the test domain, or in an early round, is not better."""
+    """Better results on the test domain or in early rounds do not count."""
     (one,) = open_tuning(asked(tmp_path, seeds="100-102", method="fedavg"), 8)[0]
     root = tmp_path / "tuning"
     for number, place in product(range(8), range(3)):
@@ -291,7 +291,7 @@ def test_a_lead_within_the_noise_keeps_the_recipe() -> None:
         assert found[1].lead / found[1].standard_error == pytest.approx(lead)  # type: ignore[operator]
         assert winners(found, "paired") == (won,)
         assert winners(found, "mean_last_fifth") == (1,)
-        assert winners([*found, trial(None)], "paired") == (won,)  # one that failed does not count
+        assert winners([*found, trial(None)], "paired") == (won,)  # failed trials do not count
 
 
 def test_of_several_clear_leads_the_largest_wins_and_ties_go_to_the_first() -> None:
@@ -332,7 +332,7 @@ def test_ledgers_of_the_first_rule_are_written_back_as_they_were() -> None:
 
 
 def test_the_rule_s_errors_are_as_the_guide_says() -> None:
-    """Three seeds, four trials, differences that scatter by 1 and by 4 points."""
+    """Three seeds, four trials, differences with a standard deviation of 1 and of 4 points."""
     for noise, least, most in ((1.0, 0.2, 0.4), (4.0, 0.8, 0.96)):
         false, missed = errors(3, noise, draws=300)
         assert false < 0.1
@@ -370,7 +370,7 @@ def test_equal_trials_and_failed_ones() -> None:
 
 
 def test_the_last_bit_of_a_mean_chooses_no_trial() -> None:
-    """Means of the same shares of images, added in another order, are not to be ranked."""
+    """Means of the same shares, summed in another order, must not be ranked."""
     shares = [34 / 40, 35 / 40, 36 / 40, 34 / 40, 35 / 40, 35 / 40]
     means = sorted({sum(order) / 6 for order in permutations(shares)})
     assert len(means) == 2
@@ -517,7 +517,7 @@ def test_a_ledger_that_was_changed_is_refused(tmp_path: Path, change: Any) -> No
 
 @pytest.mark.usefixtures("none_shipped")
 def test_ledgers_are_packed_and_unpacked(tmp_path: Path) -> None:
-    """One file a frame; what is tuned later lies beside it and counts."""
+    """One file per setup; later ledgers are stored next to it and take precedence."""
     kept = write(tmp_path, "fedavg", trial(0.1), trial(0.2, train_lr=0.5)).read_bytes()
     write(tmp_path, "ccst", trial(0.1))
     ledgers = [load_ledger(tmp_path, *FRAME, method) for method in ("ccst", "fedavg")]
@@ -559,7 +559,7 @@ def test_a_ledger_names_no_file(tmp_path: Path) -> None:
 
 
 def test_a_record_that_was_there_is_told_that_it_is_tuned(tmp_path: Path) -> None:
-    """Where the recipe's own settings win, the run may have been made before."""
+    """If the recipe's own settings are chosen, the run can already exist."""
     save(tmp_path, record())
     (there,) = store = list(ResultsStore(tmp_path))
     assert "tuned" not in there.as_json()
@@ -582,7 +582,7 @@ def tuned_record(method: str, seed: int, trials: int, **chosen: Any) -> RunRecor
 
 
 def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Path) -> None:
-    """The run of a method whose recipe won is in both tables, since it is both."""
+    """A run that was tuned, but keeps the recipe's settings, is in both tables."""
     plain = [record(m, seed=1, settings={"train": {"lr": 0.002}}) for m in ("fedprox", "moon")]
     tuned = [tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}), tuned_record("fedavg", 0, 8)]
     save(tmp_path, *plain, *tuned)
@@ -603,7 +603,7 @@ def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Pat
 def test_missing_cells_are_filled_with_the_same_tuning(
     tmp_path: Path, protocol: str | None, word: str
 ) -> None:
-    """Whose ledger may be another protocol's, since there may be none of the table's own."""
+    """The ledger can be of another protocol if the table's own protocol has none."""
     made = tuned_record("fedprox", 0, 8, **{"train.lr": 0.004})
     mine = made.tuned.model_copy(update={"protocol": protocol})
     save(tmp_path, made.model_copy(update={"tuned": mine}))
@@ -619,7 +619,7 @@ def test_missing_cells_are_filled_with_the_same_tuning(
 
 
 def test_missing_cells_of_a_method_whose_recipe_won_are_filled_as_tuned(tmp_path: Path) -> None:
-    """Without the note a run would not be in the table of tuned runs."""
+    """Without the note, a run would be missing from the table of tuned runs."""
     save(tmp_path, tuned_record("fedavg", 0, 8))
     mine = TunedRecord(trials=8, settings={"train.lr": 0.004})
     other = record("fedprox", scenario="ic-p-o", settings={"train": {"lr": 0.004}})
@@ -650,7 +650,7 @@ def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
 
 
 def test_rows_whose_rate_one_run_chose_are_marked(tmp_path: Path) -> None:
-    """Unless it is the recipe's, or a lead over several seeds chose it."""
+    """Unless it is the recipe's rate or was chosen by a lead over several seeds."""
     save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004, "hyper.mu": 0.5}))
     several = tuned_record("moon", 0, 8, **{"train.lr": 0.004})
     seeds = {"tuned": several.tuned.model_copy(update={"seeds": 3})}  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The figure of utility against leakage."""
+"""The figure of utility versus leakage."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_curve_needs_two_points(tmp_path: Path, attacks: list[AttackRecord]) -
 def test_other_clients_have_a_figure_of_their_own(tmp_path: Path) -> None:
     runs = [noisy(noise, **changes) for noise in (0.0, 0.1) for changes in ({}, FEW)]
     attacks = [attack(noise, 0.9 - noise, settings=FEW) for noise in (0.0, 0.1)]
-    picture = drawn(tmp_path, runs, [*attacks, attack(0.0, 0.5)])  # one of 20 clients is no curve
+    picture = drawn(tmp_path, runs, [*attacks, attack(0.0, 0.5)])  # one point with N=20 only
     assert picture.name == "utility-digits4-ltdo-quick-N-70-K-35"
     assert [row[:3] for row in picture.sheet.rows] == [("pardon", 0.0, 0.9), ("pardon", 0.1, 0.8)]
 

@@ -1,4 +1,4 @@
-"""Weights files are read, and refused, without running anything that they hold."""
+"""Weights files are read or refused without running any code in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that raise, sleep, write where they may not, or take their process with them."""
+"""Clients that raise, hang, write into what they receive, or kill their process."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tests.helpers import Sleeping, refused
 
 ALL = {"federation": {"per_round": None}}
 MARK = "FEDDG_TEST_MARK"
-"""Names a file that says that something happened once already."""
+"""Environment variable with the path of a file that marks that something already happened."""
 
 
 class Writing(FedAvg):
-    """Writes into everything that its clients get, after they have used it."""
+    """Writes into everything that its clients receive, after they have used it."""
 
     downlink = ("style", "mine")
 
@@ -130,14 +130,14 @@ def test_an_exception_names_client_round_and_place():
 
 
 class Misusing(FedAvg):
-    """Gives a library something that it cannot use."""
+    """Passes an invalid argument to a library."""
 
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self(batch[0]), "labels")
 
 
 class Losing(FedAvg):
-    """Forgets to return the loss, or returns one number an image."""
+    """Returns no loss, or one number per image."""
 
     each = False
 
@@ -237,7 +237,7 @@ def test_a_client_that_hangs_ends_the_run_and_its_workers_serve_the_next():
 
 
 class Deaf(RemoteWorker):
-    """Gets jobs and does none."""
+    """Accepts jobs and runs none."""
 
     def begin(self):
         super().begin()
@@ -259,7 +259,7 @@ def test_clients_that_train_together_have_the_sum_of_their_times():
 
 @pytest.mark.nightly
 def test_workers_begin_without_the_socket_of_their_server(tmp_path, monkeypatch):
-    """As where /tmp was swept; what they do needs no PyTorch, which takes long to import."""
+    """As after a cleanup of /tmp; the jobs need no PyTorch, which is slow to import."""
     from multiprocessing.forkserver import _forkserver
 
     for name, kind in (("forked", "ForkServerProcess"), ("spawned", "SpawnProcess")):
@@ -309,7 +309,7 @@ def test_a_launcher_around_a_run_has_no_say(launcher, monkeypatch):
 
 
 class SingleImages(FedAvg):
-    """Normalises the classifier's input over the batch, of which there is one image."""
+    """Normalises over a batch of one image."""
 
     def training_step(self, batch, batch_idx):
         torch.nn.functional.batch_norm(torch.ones(1, 3), None, None, training=True)
@@ -325,7 +325,7 @@ def say_where(pipe):
 
 
 def test_a_worker_keeps_its_temporary_files_where_this_process_does(tmp_path, monkeypatch):
-    """Claims are held by locks in that folder: elsewhere, nobody sees that a holder is dead."""
+    """Locks in that folder hold claims: with another folder, a dead holder goes unnoticed."""
     ours, theirs = Pipe(duplex=False)
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
@@ -344,7 +344,7 @@ def test_a_process_that_is_stopped_does_not_hold_up_the_end():
 
 
 def test_an_evaluation_loads_the_weights_once(monkeypatch):
-    """They are loaded again after a client's work, and after a change in place."""
+    """Weights are loaded again after a client's work and after in-place changes."""
     layer = {"evaluation": {"fuse_batch_norm": True}, "federation": {"bn": "frozen"}}
     backbone = {"backbone": {"name": "resnet18", "pretrained": False}}
     run = start_toy_run("fedavg", layer, backbone)
