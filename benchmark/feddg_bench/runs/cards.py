@@ -202,7 +202,7 @@ class _Listener(Observer):
         """Yield the recorded messages by call; ``versions`` counts versions of broadcasts."""
         for name, item in self.seen.get(("down", ""), {}).items():
             often = "each round it has changed" if versions.get(name, 0) > 1 else "once"
-            yield CardMessage("down", "broadcast", f"{often}, to every client asked", (item,))
+            yield CardMessage("down", "broadcast", f"{often}, to every invited client", (item,))
         for call, rounds in self.asked.items():
             phases = (("once, before round 1", 0 in rounds), ("each round", max(rounds) > 0))
             when = " and ".join(phase for phase, seen in phases if seen)
@@ -232,7 +232,7 @@ def facts_text(card: Mapping[str, Any]) -> str:
     ]
     lines += [f"Group: {card['group']}. Version {card['version']}.", "## Requirements"]
     lines += ["\n".join(f"- {need}" for need in card["requirements"]), "## Settings"]
-    return "\n\n".join([*lines, "\n".join(settings or ["None of its own."])]) + "\n"
+    return "\n\n".join([*lines, "\n".join(settings or ["None."])]) + "\n"
 
 
 def _requirements(method: Outline) -> Iterator[str]:
@@ -256,12 +256,14 @@ def protection_text(method: Outline) -> str:
     sent = ", ".join(f"`{s.name}` (`{s.call}`)" for s in sent_by(method.uplink))
     received = ", ".join(f"`{t}`" for t in ("weights", *method.downlink))
     lines = ["", "## Privacy", ""]
-    lines.append(f"- Leaves a client: {sent}. The server sees each client's own, unless summed.")
-    lines.append(f"- A client sees what it is sent: {received}. An eavesdropper sees both ways.")
+    lines.append(
+        f"- A client sends {sent}. The server sees each client's reply, unless replies are summed."
+    )
+    lines.append(f"- A client receives {received}. An eavesdropper sees both directions.")
     titles = {
         "secure": "Secure sums (`privacy.aggregation=secure`)",
         "dp_client": "A guarantee for clients (`privacy.mechanism=dp_client`)",
-        "dp_style": "A guarantee for what is sent once (`privacy.mechanism=dp_style`)",
+        "dp_style": "A guarantee for data sent once (`privacy.mechanism=dp_style`)",
     }
     lines += [
         f"- {title}: {(why[key] and f'no, {why[key]}') or 'yes'}." for key, title in titles.items()
@@ -276,7 +278,9 @@ def results_text(method: str, folders: Iterable[Path]) -> str:
         results = [line for path in sorted(folder.glob("*.csv")) for line in _result(path, method)]
         if results:
             break
-    lines = results or [f"No table has it yet: `feddg-bench run --method {method}`, then `tables`."]
+    lines = results or [
+        f"No table includes it yet: `feddg-bench run --method {method}`, then `tables`."
+    ]
     return "\n".join(["", "## Our results", "", *lines]) + "\n"
 
 
@@ -306,20 +310,20 @@ def _result(path: Path, method: str) -> Iterator[str]:
 
 def crossing_text(seen: Crossing) -> str:
     """Return a card's second half as Markdown."""
-    lines = ["", f"## What crosses, for one client (backbone {seen.backbone})", ""]
+    lines = ["", f"## Messages of one client (backbone {seen.backbone})", ""]
     for message in seen.messages:
         arrow = "server → client" if message.direction == "down" else "client → server"
         lines.append(f"- {arrow}, `{message.call}`, {message.when}:")
         lines += [f"  - {_line(item)}" for item in message.items]
-    lines += ["", "A model or a broadcast that a client has got already is not sent again."]
+    lines += ["", "Each version of the model or of a broadcast is sent to a client only once."]
     for title, items in (
-        ("The server keeps, besides the model", seen.server),
-        ("A client keeps between its tasks", seen.client),
+        ("Server state, in addition to the model", seen.server),
+        ("Client state between tasks", seen.client),
     ):
         lines += ["", f"## {title}", "", *([f"- {_line(item)}" for item in items] or ["Nothing."])]
     lines += ["", "## Paper and published code", ""]
     if seen.deviations is None:
-        lines.append("Its author has declared nothing.")
+        lines.append("The author declared none.")
     else:
         lines += [f"- {sentence}" for sentence in seen.deviations] or ["No deviation is known."]
     return "\n".join(lines) + "\n"
