@@ -255,7 +255,7 @@ def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None
     assert re.search(r"\*\*67.35 ± 3.54\*\*", text)
     assert re.search(r"<u>57.65 ± 3.54</u>", text)
     assert any(
-        "of 4 scenarios" in part and "about scenarios like" in part for part in grid.definitions
+        "of 4 scenarios" in part and "similar scenarios" in part for part in grid.definitions
     )
     add("moon", "oc-i-p", 0, (0.9,))
     again = cells(generic(tmp_path))
@@ -271,7 +271,7 @@ def test_one_seed_is_enough_for_a_test_over_scenarios_and_two_scenarios_are_not(
             grid = generic(tmp_path)
             assert {cell["mark"] for cell in cells(grid).values()} == {""}
             assert cells(grid)["PARDON", "test p"]["value"] == ""
-            assert any("Nothing is marked as best" in part for part in grid.definitions)
+            assert any("No row is marked as best" in part for part in grid.definitions)
         add("fedavg", scenario, 0, (0.1,))
         add("pardon", scenario, 0, (0.8 + step / 100,))
     assert cells(generic(tmp_path))["PARDON", "test mean"]["mark"] == "best"
@@ -345,7 +345,7 @@ def test_p_values_are_corrected_for_the_rows_and_come_with_what_a_test_detects(
         assert float(found[method, "test detects"]["value"]) == pytest.approx(detects, rel=1e-4)
     caption = " ".join(grid.definitions)
     assert "after Holm's correction for the rows" in caption
-    assert "detects: the smallest difference that this test finds with 80 % power" in caption
+    assert "detects: the smallest true difference that this test detects with 80 % power" in caption
 
 
 def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_run(
@@ -441,7 +441,7 @@ def test_where_a_run_collapses_the_iqm_leads_and_the_test_is_doubted(
     assert [line.row for line in grid.lines] == ["MOON", "FedAvg", "FPL"]
     heads = [column.head for column in grid.columns if column.kind != "measured"]
     assert heads[:2] == ["IQM", "mean"]
-    assert any("Runs collapse" in note and "(MOON 1)" in note for note in grid.notes)
+    assert any("Some runs collapse" in note and "(MOON 1)" in note for note in grid.notes)
     found = cells(grid)
     assert float(found["MOON", "test mean"]["value"]) < 51  # FedAvg's
     assert "does not hold where runs collapse" in found["MOON", "test p"]["footnotes"]
@@ -505,7 +505,7 @@ def test_rows_of_another_cpu_than_most_are_named(add: Add, tmp_path: Path, porta
         store.save(RunRecord.model_validate({**record.as_json(), "environment": environment}))
     add("moon", "oc-i-p", 0)  # an old record, without a CPU
     said = [note for note in generic(tmp_path).notes if "another kind of CPU" in note]
-    assert [note.partition(", where")[0] for note in said] == (
+    assert [note.partition(", which")[0] for note in said] == (
         [] if portable else ["Run on another kind of CPU than most rows (AuthenticAMD avx2)"]
     )
     assert all(note.endswith(": CCST.") for note in said)
@@ -613,7 +613,9 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     assert any("lambda-0" in name for name in methods)
     both = next(table for table in tables if methods[table.name] == ["erm", "fedavg"])
     told = build(both.name, both.description, both.runs).notes
-    assert any(n.startswith("Row ERM differs from most in") and "kind=pooled" in n for n in told)
+    assert any(
+        n.startswith("Row ERM differs from most rows in") and "kind=pooled" in n for n in told
+    )
 
 
 def test_a_frame_may_lack_a_setting_that_another_has(add: Add, tmp_path: Path) -> None:
@@ -1065,7 +1067,7 @@ def test_nothing_is_subtracted_across_frames(
     ours = cells(grid)["PARDON", "PACS test Sketch"]
     assert (ours["value"], ours["published"], ours["difference"]) == ("90", "66.76", "")
     assert "(not the paper's setup)" in grid.caption
-    (note,) = [note for note in grid.notes if "frame" in note]
+    (note,) = [note for note in grid.notes if "in the setup of" in note]
     assert said in note
     (command,) = [c for row, c in grid.fills if row == "PARDON" and "--dataset pacs" in c]
     assert "--recipe pardon" in command

@@ -579,9 +579,9 @@ def _collapses(sheet: _Sheet) -> Iterator[str]:
     if sheet.collapsed and sheet.reference is not None:
         rows = ", ".join(f"{row.label} {count}" for row, count in sheet.collapsed.items())
         yield (
-            f"runs collapse, {COLLAPSE:g} points or more below the median over seeds of the "
-            f"difference to {sheet.reference.label} ({rows}): hence the IQM goes first and orders "
-            f"the rows"
+            f"some runs collapse: their difference to {sheet.reference.label} is at least "
+            f"{COLLAPSE:g} points below the median over seeds ({rows}). The IQM therefore comes "
+            f"first and orders the rows"
         )
 
 

@@ -65,33 +65,30 @@ _MANY = 8
 """Maximum number of differences listed; the rest are only counted."""
 
 TESTED = (
-    "bold: better than every other row; underlined: better than every row but that one; where "
-    "two-sided t-tests over the mean differences of {} scenarios have p < 0.05 against each of "
-    "them, after Holm's correction; that is a claim about scenarios like these"
+    "bold: significantly better than every other row; underlined: than every row except the bold "
+    "one; by two-sided t-tests over the mean differences of {} scenarios, with p < 0.05 against "
+    "each row after Holm's correction; this generalises to similar scenarios"
 )
-_FEW = (
-    f"nothing is marked as best: it takes {FEWEST} scenarios to tell a method's difference from a "
-    "scenario's own"
-)
+_FEW = f"no row is marked as best, since the test over scenarios needs at least {FEWEST} scenarios"
 SUMMARIES = {
-    "id_test": "mean on id_test: of the same runs on held-out images of the training domains",
-    "worst": "worst: the smallest of the columns of a group, for each seed",
-    "iqm": "IQM: mean of the middle half of all runs, with a 95 % interval of a bootstrap over "
-    "seeds inside each scenario, widened for so few: about these scenarios alone",
+    "id_test": "mean on id_test: the same runs on held-out images of the training domains",
+    "worst": "worst: the smallest value among the columns of a group, for each seed",
+    "iqm": "IQM: mean of the middle half of all runs, with a 95 % interval by a bootstrap over "
+    "seeds within each scenario, widened for few seeds; it holds for these scenarios only",
     "rank": "rank: mean over the columns of a group, among rows that have all of them",
 }
 _AGAINST = {
     "wins": "wins/ties/losses by scenario",
     "difference": "mean difference with its 95 % interval (Student's t over scenarios' mean "
-    "differences), which is about scenarios like these",
+    "differences), which generalises to similar scenarios",
     "p_value": "p of a two-sided t-test over scenarios' mean differences, after Holm's correction "
     "for the rows",
-    "detectable": "detects: the smallest difference that this test finds with 80 % power",
-    "excess": "at equal id_test: the mean minus the one that {0} would have at the row's id_test, "
-    "by the slope of {0}'s evaluated rounds on a logit scale, with a 95 % interval of a jackknife "
-    "over scenarios; none where id_test differs by more than over those rounds",
-    "improvement": "P(better): probability that a run is better than one of {0} in the same "
-    "scenario, with an interval of the same bootstrap",
+    "detectable": "detects: the smallest true difference that this test detects with 80 % power",
+    "excess": "at equal id_test: the mean minus the mean predicted for {0} at the row's id_test, "
+    "by the slope of {0}'s evaluated rounds on a logit scale, with a 95 % jackknife interval over "
+    "scenarios; none if id_test differs by more than over those rounds",
+    "improvement": "P(better): probability that a run is better than a run of {0} in the same "
+    "scenario, with an interval by the same bootstrap",
 }
 """Summary that compares with a method -> its definition."""
 _SPREADS = {
@@ -181,7 +178,7 @@ def definitions(
     if reference is not None and against:
         listed = "; ".join(against).format(reference.label)
         said.append(
-            f"comparisons are with {reference.label}, over the scenarios and seeds that both have: "
+            f"comparisons are with {reference.label}, over the scenarios and seeds of both rows: "
             f"{listed}"
         )
     said += [SUMMARIES[kind] for kind in sorted(kinds & set(SUMMARIES))]
@@ -241,8 +238,11 @@ def tuning(rows: Sequence[Row]) -> list[str]:
     said = "; ".join(f"{words}: {', '.join(by_trials[words])}" for words in sorted(by_trials))
     how = f"{next(iter(by_trials))} each" if len(by_trials) == 1 else said
     if any(run.tuned and run.tuned.scenario for run in runs):
-        how += "; what was chosen serves all scenarios, also those that test on these domains"
-    return [f"settings were tuned by held-out images of the training domains, {how}"]
+        how += (
+            "; the selected settings are used in all scenarios, including those that test on these "
+            "domains"
+        )
+    return [f"settings were tuned on held-out images of the training domains, {how}"]
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
@@ -290,7 +290,7 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
         said += [
             f"row {row.label} {verb} {', '.join(found)}"
             for verb, found in (
-                ("differs from most in", _shortened(assignments(own))),
+                ("differs from most rows in", _shortened(assignments(own))),
                 ("was tuned to", assignments(chosen)),
                 ("is", apart if any(part not in row.label for part in apart) else ()),
             )
@@ -366,12 +366,12 @@ def _cpus(rows: Sequence[Row]) -> list[str]:
         if len(cpus) == 1 and (cpu := cpus.pop()):
             by_cpu.setdefault(str(cpu), []).append(row.label)
     said = [
-        f"run on several kinds of CPU without --portable, so that numbers of one kind may differ: "
+        f"run on several kinds of CPU without --portable, so reruns on one kind can differ: "
         f"{', '.join(several)}"
     ] * bool(several)
     others = sorted(by_cpu, key=lambda cpu: (-len(by_cpu[cpu]), cpu))[1:]
     return said + [
-        f"run on another kind of CPU than most rows ({cpu}), where a seed gives other last bits: "
+        f"run on another kind of CPU than most rows ({cpu}), which rounds differently: "
         f"{', '.join(by_cpu[cpu])}"
         for cpu in others
     ]
