@@ -30,7 +30,7 @@ class Raising(FedAvg):
 
 
 class Deadly(FedAvg):
-    """One client kills its process, in every worker."""
+    """One client kills its worker process, whichever that is."""
 
     def fit(self, client):
         if client.name == "client_1":

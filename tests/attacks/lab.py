@@ -236,7 +236,7 @@ sys.addaudithook(_watch)
 
 @contextmanager
 def open_lab() -> Iterator[Lab]:
-    """Open a lab; its PATH has traps named ``gs`` and like other programs that decoders call."""
+    """Open a lab; its PATH has traps in place of ``gs`` and other programs that decoders know."""
     with tempfile.TemporaryDirectory(prefix="attacks-") as name:
         root = Path(name)
         lab = Lab(root)

@@ -47,7 +47,7 @@ def test_there_are_seven_worlds() -> None:
         ("planted_hard", (0.75, 0.1 / 3, 0.9)),
         ("planted_null", (0.75, 0.75, 0.75)),
         ("planted_style", (1.0, 1.0, 1.0)),
-        # ERM's rule never predicts the rare classes c and d: y = a is right for s = a, c and d
+        # ERM's rule never predicts the rare classes c and d: y = a is right for s = a, c or d
         # (0.6 + 2 x 0.4 / 3), y = b for s = b only; each is a thirtieth of the test domain.
         ("planted_label", (0.6, (0.6 + 0.8 / 3 + 0.6) / 30, 0.9)),
     ],

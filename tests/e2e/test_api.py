@@ -283,7 +283,7 @@ def test_a_kept_model_is_the_one_that_was_measured(made: Any, tmp_path: Path, me
     assert model(images).shape == (3, 10)
     best = fb.load_model(record.key, tmp_path / "r", "best")
     assert all(torch.equal(best.state_dict()[name], tensor) for name, tensor in weights.items())
-    # a recorded run without its model is repeated to make it, and its record stays unchanged
+    # a recorded run without its model is repeated for the model; its record stays unchanged
     path = tmp_path / "r/runs" / f"{record.key}.json"
     before = path.read_bytes()
     for file in (tmp_path / "r/runs").glob("*.safetensors"):

@@ -34,7 +34,7 @@ TEXTS = {
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 DRY = ("run", "sweep", "tune")
-"""These train for long, or need a GPU, a cluster or real images; they run with ``--dry-run``."""
+"""These train for long, or need a GPU, a cluster or real images: they run with ``--dry-run``."""
 
 STOPPED = {
     "attack": "feddg_attacks.judges.open_judges",

@@ -218,7 +218,7 @@ class TestArchives:
             Download(name, (site.url,), f"sha256:{_sha256(site.files['/' + name])}", unpack=inside)
             for name, inside in self.UNPACK.items()
         )
-        # Four of the copies are, for each place, one image with two labels.
+        # Four of the copies: in each place, one image has two labels.
         promise(monkeypatch, TerraIncognita, downloads=offers, duplicates=4)
 
     @pytest.mark.usefixtures("offered")
