@@ -1,8 +1,8 @@
-# Needs Python 3.11.4 or later and make; everything else goes into .venv.
+# Requires Python 3.11.4 or later and make; everything else is installed into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 
-# The same bits on every x86-64 CPU with AVX2, where this is one.
+# On x86-64 CPUs with AVX2: compute the same bits on all of them.
 PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
 
 .PHONY: demo pacs test nightly full check bench peers fix digests cards install clean
@@ -17,26 +17,26 @@ demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one tab
 	@echo '  feddg-bench methods show pardon                    # what a method does and sends'
 	@echo '  feddg-bench methods new mine                       # begin a method of your own'
 
-# FedAvg, the nearest thing to it, the plainest exchange of styles, and PARDON: each costs about as
-# much as FedAvg, or twice as much with styles of a network.
+# FedAvg, its closest relative, the simplest exchange of styles, and PARDON. Each costs as much as
+# FedAvg or twice as much with styles from a network.
 NETWORK = $(DATA)/weights/vgg19_16x_adain.safetensors
 PACS_RECIPE = $(if $(wildcard $(NETWORK)),desktop,laptop)
-pacs: $(if $(DATA),.venv/pretrained)  ## a first table of real images, half an hour to an hour: make pacs DATA=DIR
+pacs: $(if $(DATA),.venv/pretrained)  ## a first table with real images, half an hour to an hour: make pacs DATA=DIR
 	@test -n "$(DATA)" || { echo "make pacs needs DATA, the folder that holds pacs/: make pacs DATA=DIR" >&2; exit 2; }
 	@test -f "$(NETWORK)" || echo "There is no $(NETWORK), so styles are those of colours (recipe laptop). For styles of a network (recipe desktop, an hour): $(BIN)/feddg-bench data download vgg19_16x --to \"$(DATA)/weights\""
 	$(BIN)/feddg-bench run --method fedavg,fedprox,ccst,pardon --dataset pacs --scenario cs-a-p --recipe $(PACS_RECIPE) --data-root "$(DATA)" --results demo-pacs
 	$(BIN)/feddg-bench tables generic --recipe $(PACS_RECIPE) --results demo-pacs
 	cat demo-pacs/tables/pacs-ltdo-$(PACS_RECIPE).md
 
-# Processes on any machine, which take one test after the other; each costs ten seconds to begin.
-# By day two keep two cores busy; at night a third works while many wait for what they started.
+# A fixed number of processes run one test after the other; each takes ten seconds to start. By day,
+# two keep two cores busy; at night there are three, since many tests wait for processes.
 test: .venv/developed  ## the tests that take a moment each
 	$(BIN)/python -m pytest -n 2 --dist load --maxschedchunk 1 $(MORE)
 
 nightly: .venv/developed  ## processes, kills, browser, emulated devices, W&B, attacks; properties with six times the examples
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 -m "nightly or hypothesis" --hypothesis-profile nightly
 
-full: .venv/developed  ## every attack on large grids, of which `make test` tries a sample
+full: .venv/developed  ## every attack on complete grids; `make nightly` tries a sample
 	$(BIN)/python -m tests.attacks --full
 
 check: .venv/developed  ## lint and types
@@ -45,23 +45,23 @@ check: .venv/developed  ## lint and types
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/developed  ## what it costs: writes results/benchmarks.md, half an hour
+bench: .venv/developed  ## costs: writes results/benchmarks.md, half an hour
 	$(BIN)/python -m tests.benchmarks
 
-peers: .peers/installed  ## pfl-research in a folder of its own, which `make bench` measures if it is there
+peers: .peers/installed  ## pfl-research in a separate folder; `make bench` measures it if installed
 
 .peers/installed: .venv/developed
 	$(BIN)/python -m pip install --quiet --no-deps --target .peers pfl==0.6.0 multiprocess dill prv-accountant dp-accounting absl-py attrs dm-tree immutabledict mpmath
 	touch $@
 
-fix: .venv/developed  ## format, and mend what ruff can
+fix: .venv/developed  ## format, and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-digests: .venv/developed  ## list today's code of the methods as harmless changes, and write outlines
+digests: .venv/developed  ## accept the methods' current code as harmless, and write their outlines
 	$(BIN)/python -m tests.digests
 
-cards: .venv/developed  ## look again at what our methods send and keep, for `methods show`
+cards: .venv/developed  ## observe again what our methods send and keep, for `methods show`
 	$(BIN)/python -m tests.cards
 
 install: .venv/installed

@@ -1,1 +1,1 @@
-"""Tests of the suite; `tests.helpers` holds what several of them need."""
+"""Tests of the suite; `tests.helpers` holds shared helpers."""

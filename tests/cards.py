@@ -1,6 +1,6 @@
-"""Write down what our methods are seen to send and keep, for their cards: ``make cards``.
+"""Record observed messages and state of our methods for their cards: ``make cards``.
 
-Run it after a change that a card shows, such as a new message. A test says when.
+Run it after a change that a card shows, such as a new message. A test fails if it is needed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from feddg_bench.runs.cards import SHIPPED, card_request, see_crossing
 
 
 def card(method: str) -> dict[str, Any]:
-    """Return the entry of one method: the key of the run that was looked at, and what it showed."""
+    """Return the entry of one method: the key of the observed run, and the observations."""
     (plan,) = card_request({"method": method}).one_scenario().plan(check=False)
     seen = asdict(see_crossing(plan))
-    del seen["deviations"]  # which the method's module says
+    del seen["deviations"]  # stated by the method's module
     return {"key": plan.key, **seen}
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the file of cards."""
     ours = [n for n in names("method") if load_method(n).__module__.startswith("feddg_methods.")]
     cards = {name: card(name) for name in ours}
     SHIPPED.write_text(json.dumps(cards, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The command, run in the test's process, and the toy federation of `feddg_bench.testing`.
+"""Fixtures: the command, in the test's process, and the toy federation of `feddg_bench.testing`.
 
-Nothing here loads PyTorch before a test wants it: the process that hands out the tests never does.
+Nothing here imports PyTorch before a test needs it; the process that distributes tests never does.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from feddg_bench.data.federated import Federation
 
 
-# `make nightly` names the second.
+# `make nightly` selects the second profile.
 settings.register_profile("daily", max_examples=10, deadline=None)
 settings.register_profile("nightly", max_examples=60, deadline=None)
 settings.load_profile("daily")
 
-# Processes share two cores: threads of one matrix product would wait for one another.
+# Processes share two cores; threads of one matrix product would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Of the user's environment, tests know FEDDG_TEST_DATA alone.
+# FEDDG_TEST_DATA is the only setting that tests take from the user's environment.
 for own in ("FEDDG_DATA", "FEDDG_CONFIG"):
     os.environ.pop(own, None)
 
-# Half a million objects are loaded that are no garbage: look through all of them rarely.
+# Half a million loaded objects are never freed: scan all of them rarely.
 gc.set_threshold(7000, 10, 1000)
 
 
@@ -50,16 +50,16 @@ class Outcome(NamedTuple):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that nobody waits for it at the end.
+    """Run the longest tests first, so that none is left running alone at the end.
 
-    Leave the stand-in for GPUs to the end: a process that has it cannot be rid of it.
+    Run tests with the stand-in for GPUs last: a process cannot unload it.
     """
     items.sort(key=lambda i: ("standin" in i.path.parts, i.get_closest_marker("nightly") is None))
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of decoded images that the tests share, in whichever process they run."""
+    """Return a folder of decoded images that the tests of all processes share."""
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "cache"
     folder.mkdir(exist_ok=True)
@@ -73,16 +73,16 @@ def feddg(
     tmp_path: Path,
     cache: Path,
 ) -> Callable[..., Outcome]:
-    """Return the command: arguments to `Outcome`; it runs in ``tmp_path``, whatever the user has.
+    """Return the command: arguments to `Outcome`; it runs in ``tmp_path`` without user settings.
 
-    A module that always calls one subcommand, or wants a cache of its own, overrides this fixture
-    by one of the same name that asks for it.
+    A module that always calls one subcommand, or needs its own cache, overrides this fixture by one
+    of the same name that requests it.
     """
     monkeypatch.setenv("FEDDG_CACHE", str(cache))
     for name in [n for n in os.environ if n.startswith("WANDB_")]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # leave pytest its Ctrl-C
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # pytest keeps its Ctrl-C handler
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> Outcome:
@@ -100,9 +100,9 @@ def feddg(
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Return what lets plugins be looked for anew; this is done before the test and after it.
+    """Return a function that clears cached plugins, as is done before and after the test.
 
-    What a test found under a name would otherwise answer for it in later tests of its process.
+    Otherwise later tests in the process would find the plugin that this test found under a name.
     """
     from feddg_bench import extensions, plugins
 
@@ -118,7 +118,7 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def toy_settings() -> Callable[..., RunSettings]:
-    """Return a maker of toy settings; layers given win."""
+    """Return a maker of toy settings; the given layers take precedence."""
     from feddg_bench.testing import toy_settings
 
     return toy_settings
@@ -143,7 +143,7 @@ def test_data() -> Path:
 
 @pytest.fixture
 def start_run() -> Callable[..., testing.ToyRun]:
-    """Return a maker of runs: a method's name, layers of settings, and parts to put in."""
+    """Return a maker of runs: a method's name, layers of settings, and parts to replace."""
     from feddg_bench.testing import start_toy_run
 
     return start_toy_run
@@ -151,7 +151,7 @@ def start_run() -> Callable[..., testing.ToyRun]:
 
 @pytest.fixture
 def recorder() -> testing.TaskRecorder:
-    """Return an executor that remembers all tasks and replies."""
+    """Return an executor that records all tasks and replies."""
     from feddg_bench.testing import TaskRecorder
 
     return TaskRecorder()
@@ -159,7 +159,7 @@ def recorder() -> testing.TaskRecorder:
 
 @pytest.fixture
 def large_federation(toy_federation: Federation) -> Federation:
-    """The toy federation at 32 px, the least that a ResNet makes something of."""
+    """The toy federation at 32 px, the smallest size that suits a ResNet."""
     images = toy_federation.images
     assert isinstance(images, np.ndarray)
     return replace(toy_federation, images=images.repeat(2, axis=1).repeat(2, axis=2), size=32)
@@ -173,7 +173,7 @@ class Counted:
         self.most = 0
 
     def __call__(self, items: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a dictionary that counts until it is freed."""
+        """Return a dictionary that is counted until it is freed."""
         counter = self
 
         class One(dict[str, Any]):
@@ -190,8 +190,8 @@ class Counted:
 
 @pytest.fixture
 def counted() -> Counted:
-    """Return a maker of dictionaries that tells how many were alive at once (``most``)."""
+    """Return a maker of dictionaries that records how many were alive at once (``most``)."""
     return Counted()
 
 
-collect_ignore = ["example_plugin"]  # a package of its own, installed and run by a test
+collect_ignore = ["example_plugin"]  # a separate package, which a test installs and runs

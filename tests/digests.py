@@ -1,9 +1,9 @@
-"""Add today's code of our methods to the digests whose numbers are the same: ``make digests``.
+"""Add the current code of our methods to the digests with the same numbers: ``make digests``.
 
-It also writes down what the methods declare, so that lists need not import them.
+It also writes the methods' outlines (what they declare), so that lists need not import methods.
 
-Run it after a change that cannot move a number, such as a new name or a formula in another file. A
-change that can move one raises the method's version instead, and is then added here too.
+Run it after a change that cannot alter results, such as a new name or a formula moved to another
+file. If a change can alter them, first raise the method's version.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def ours() -> dict[str, tuple[str, str]]:
 
 
 def outlines() -> dict[str, Any]:
-    """Return the content of the file of outlines; one that JSON cannot hold is left out."""
+    """Return the content of the outlines file; outlines that JSON cannot represent are left out."""
     found = {name: write_outline(outline_of(load_method(name))) for name in ours()}
     written = {name: outline for name, outline in found.items() if outline is not None}
     return {"source": source_digest("feddg_methods"), "outlines": written}
 
 
 def main() -> None:
-    """Write the files."""
+    """Write both files."""
     known: dict[str, dict[str, list[str]]] = json.loads(FILE.read_text())
     for name, (version, digest) in ours().items():
         digests = known.setdefault(name, {}).setdefault(version, [])

@@ -1,7 +1,7 @@
-"""Folders in the layouts in which data sets are published, with small made-up images.
+"""Folders in the layouts of published data sets, with small made-up images.
 
 ``python tests/fabricate.py NAME DIR`` writes one; `fabricate` is the same for tests. The numbers of
-images are not the published ones, so whoever reads them takes back the class's promises first.
+images are not the published ones, so override the class's promised counts before reading.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SIDE = 10
 def draw(
     path: Path, label: int, domain: int, number: int, *, side: int = SIDE, grey: bool | None = None
 ) -> None:
-    """Write an image whose hue tells the label, its brightness the domain.
+    """Write an image whose hue encodes the label and whose brightness encodes the domain.
 
-    Unless ``grey`` says otherwise, it is grey if it is a PNG.
+    By default, PNG files are grey.
     """
     grey = path.suffix == ".png" if grey is None else grey
     rng = np.random.default_rng([label, domain, number])
@@ -57,7 +57,7 @@ def minidomainnet(root: Path) -> None:
     """DomainNet's folders with the eight lists: 126 classes, 3 images listed and 1 not."""
     base = root / "domainnet"
     (base / "splits_mini").mkdir(parents=True)
-    order = sorted(MiniDomainNet.classes, key=lambda name: name[::-1])  # the lists' own numbers
+    order = sorted(MiniDomainNet.classes, key=lambda name: name[::-1])  # the lists' own numbering
     for d, domain in enumerate(MiniDomainNet.domains):
         lines: dict[str, list[str]] = {"train": [], "test": []}
         for c, name in enumerate(order):
@@ -68,15 +68,15 @@ def minidomainnet(root: Path) -> None:
                     lines["test" if i == 2 else "train"].append(f"{path} {c}\n")
         for kind, text in lines.items():
             (base / "splits_mini" / f"{domain}_{kind}.txt").write_text("".join(text))
-        (base / domain / "airplane").mkdir()  # one of DomainNet's other classes
+        (base / domain / "airplane").mkdir()  # a class of DomainNet that miniDomainNet leaves out
         draw(base / domain / "airplane" / f"{domain}_001_000001.jpg", 0, d, 0)
 
 
 def terraincognita(root: Path) -> None:
     """The authors' archives: five annotation files, images in one folder, 4 per place and class.
 
-    The first image of every place shows a second animal, in two boxes; images of other places and
-    other animals are there too.
+    The first image of every place shows a second animal, in two boxes; there are also images of
+    other places and other animals.
     """
     base = root / "terra_incognita"
     categories = [
@@ -118,7 +118,7 @@ def rmnist(root: Path) -> None:
         labels = (np.arange(count) % 10).astype(np.uint8)
         images = rng.integers(0, 60, (count, 28, 28), dtype=np.uint8)
         for image, label in zip(images, labels, strict=True):
-            image[4 : 8 + 2 * label, 10:14] = 220  # the longer the larger
+            image[4 : 8 + 2 * label, 10:14] = 220  # larger labels are longer
         header = np.array([0x803, count, 28, 28], dtype=">u4").tobytes()
         (base / f"{part}-images-idx3-ubyte.gz").write_bytes(
             gzip.compress(header + images.tobytes())
@@ -149,7 +149,7 @@ def femnist(root: Path) -> None:
 
 
 def folder(root: Path) -> None:
-    """A data set of one's own: 3 domains, 4 classes, 10 images each, one class lacks once."""
+    """A user's own data set: 3 domains, 4 classes, 10 images each; one class is missing once."""
     for d, domain in enumerate(("Day Light", "night", "rainy-day")):
         for c, name in enumerate(("bus", "Car", "Fire Truck", "tram")):
             if (domain, name) != ("rainy-day", "tram"):
@@ -169,7 +169,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[obje
 def iwildcam(root: Path) -> None:
     """iWildCam-WILDS: 12 camera traps (8 train, 2 validate, 2 test), 10 classes, 36 images each.
 
-    One class is at the test places only, one image is grey, and ``categories.csv`` names more
+    One class occurs only at the test places, one image is grey, and ``categories.csv`` names more
     classes than there are.
     """
     base = root / "iwildcam_v2.0"
@@ -216,8 +216,8 @@ def camelyon17(root: Path) -> None:
 def fmow(root: Path) -> None:
     """FMoW-WILDS: 62 classes and 16 years, 8 images a class and 7 rows without an image.
 
-    Some times have fractions of a second and most have not, as in the original; some rows are
-    sequestered, so that numbers of images and rows differ, and some images are in no split.
+    As in the original, most times have no fractions of a second. Some rows are sequestered, so that
+    numbers of images and rows differ, and some images are in no split.
     """
     base = root / "fmow_v1.1"
     countries = [("DEU", "Europe"), ("KEN", "Africa"), ("BRA", "Americas"), ("CHN", "Asia")]
@@ -232,7 +232,7 @@ def fmow(root: Path) -> None:
             split = ("train", "train", "train", "val", "test")[i % 5]
             split = split if old else "val" if year < 2016 else "test"
             if i == label == 0:
-                split, year = "train", 2015  # in no split: wilds trains on older ones
+                split, year = "train", 2015  # in no split: wilds trains on earlier years
             fraction = ".643" if len(rows) % 50 == 3 else ""
             country = "XXX" if len(rows) % 20 == 7 else countries[len(rows) % 5][0]
             file = base / "images" / f"rgb_img_{len(rows)}.png"
@@ -247,10 +247,10 @@ def fmow(root: Path) -> None:
 
 
 def poverty(root: Path) -> None:
-    """PovertyMap-WILDS: 164 places of each of the 23 countries, of 64 different images.
+    """PovertyMap-WILDS: 164 places in each of the 23 countries, of 64 different images.
 
-    As many, because wilds puts 2,000 images of the training countries aside. Wealth rises with the
-    night lights, which are the last band.
+    There are so many because wilds sets aside 2,000 images of the training countries. Wealth rises
+    with the night lights, which are the last band.
     """
     base = root / "poverty_v1.1"
     (base / "images").mkdir(parents=True)
@@ -283,7 +283,7 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
 
 
 def fabricate(name: str, root: Path) -> Path:
-    """Write a data set's folder below ``root``, which becomes the ``--data-root``."""
+    """Write a data set's folder below ``root``, which serves as the ``--data-root``."""
     LAYOUTS[name](root)
     return root
 

@@ -1,4 +1,4 @@
-"""Records of attacks with made-up figures."""
+"""Attack records with made-up figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def control(value: float = 0.5, *, holds: bool = True) -> Control:
 
 
 def result(figures: dict[str, Interval], **changes: Any) -> AttackResult:
-    """Return what an attack made of PARDON's styles; ``changes`` are other fields."""
+    """Return the result of an attack on PARDON's styles; ``changes`` replace other fields."""
     values: dict[str, Any] = {
         "item": "style",
         "up": True,
@@ -33,7 +33,7 @@ def result(figures: dict[str, Interval], **changes: Any) -> AttackResult:
 
 
 def attack(*results: AttackResult, **changes: Any) -> AttackRecord:
-    """Return a record of membership told by the server from PARDON's messages on Digits4."""
+    """Return a record of membership inference by the server from PARDON's messages on Digits4."""
     values: dict[str, Any] = {
         "key": "0" * 16,
         "kind": "membership",

@@ -59,7 +59,7 @@ def record(
     entries: dict[int, dict[str, Any]] | None = None,
     environment: dict[str, Any] | None = None,
 ) -> RunRecord:
-    """Return a record whose accuracies rise, by chance that its names and seed settle.
+    """Return a record with rising random accuracies; names and seed fix the draws.
 
     Args:
         method: Any text.
@@ -71,10 +71,10 @@ def record(
         every: Evaluate after every n-th.
         domains: Training domains, validation domain, test domain.
         recipe: Name of the recipe.
-        better: Every accuracy is above what others have.
+        better: Every accuracy is above those of other records.
         settings: Sections of settings that are not the defaults.
         entries: Round, -1 for the last -> keys of its entry to replace.
-        environment: Instead of a usual one.
+        environment: Replaces the usual one.
     """
     train, val, test = where = domains or SCENARIOS[dataset, protocol][scenario]
     names = {"method": method, "dataset": dataset, "protocol": protocol, "scenario": scenario}
@@ -114,7 +114,7 @@ def record(
                 }
         due = is_evaluated(number, rounds=rounds, every=every, start=start)
         shown = evaluation if due else None
-        if number in changed and len(changed) < rounds:  # others have all parts, of so many images
+        if number in changed and len(changed) < rounds:  # other rounds have all parts of this size
             own = own_entries[number]["evaluation"]
             sized = {
                 split: {domain: {**part, "images": IMAGES} for domain, part in parts.items()}
@@ -136,7 +136,7 @@ def _hits(rng: np.random.Generator, done: float, *, better: bool) -> int:
 
 
 def in_frame(recipe: str, dataset: str, method: str) -> dict[str, Any]:
-    """Return the sections of settings of a recipe, as a run of it has them; PARDON is whole."""
+    """Return a recipe's sections of settings as a run of it has them, PARDON without ablation."""
     own = {"hyper": {"ablation": "v5"}} if method == "pardon" else {}
     return merge(own, *load_recipe(recipe, dataset, method))
 
@@ -149,9 +149,9 @@ def save(root: Path, *records: RunRecord) -> None:
 
 
 def population(root: Path, count: int, rounds: int = 50) -> None:
-    """Write many records: of methods, data sets, protocols, scenarios and seeds.
+    """Write many records over methods, data sets, protocols, scenarios and seeds.
 
-    Every 200 a learning rate more (five of them), then heterogeneities.
+    The learning rate changes every 200 records (five values), then the heterogeneity.
     """
     where = [(d, p, s) for (d, p), scenarios in SCENARIOS.items() for s in scenarios]
     cells = [(seed, method, *place) for seed in range(5) for method in METHODS for place in where]

@@ -1,4 +1,4 @@
-"""What several tests need: exact comparison, layers of settings, made-up records."""
+"""Shared helpers: exact comparison, layers of settings, made-up records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALL = {"federation": {"per_round": None}}
 """Every client takes part in every round."""
 
 UNIFORM = {"federation": {"weighting": "uniform"}}
-"""Every client counts the same."""
+"""All clients have the same weight."""
 
 PLAIN = {
     "augment": {
@@ -53,11 +53,11 @@ PLAIN = {
         "grayscale": 0.0,
     }
 }
-"""Images as they are."""
+"""Images without augmentation."""
 
 
 class Features(nn.Module):
-    """A backbone that reads an image's features off its first two pixels."""
+    """A backbone that reads an image's features from its first two pixels."""
 
     num_features = 2
 
@@ -66,7 +66,7 @@ class Features(nn.Module):
 
 
 class Pixels(nn.Module):
-    """A backbone that gives an image's four values as its features."""
+    """A backbone whose features are an image's four values."""
 
     num_features = 4
 
@@ -76,7 +76,7 @@ class Pixels(nn.Module):
 
 @contextmanager
 def refused(error: type[FeddgError], *words: str) -> Iterator[pytest.ExceptionInfo[FeddgError]]:
-    """Expect an error that says these words, in one line that any terminal can show."""
+    """Expect an error with these words, in one line that any terminal can show."""
     with pytest.raises(error) as caught:
         yield caught
     said = str(caught.value)
@@ -85,7 +85,7 @@ def refused(error: type[FeddgError], *words: str) -> Iterator[pytest.ExceptionIn
 
 
 def one_sentence(outcome: Any, *words: str) -> None:
-    """Assert that a command was refused: status 2, nothing on its output, one sentence with words.
+    """Assert that a command was refused: status 2, no output, one sentence with the words.
 
     Args:
         outcome: Exit status, standard output and standard error.
@@ -110,12 +110,12 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def no_file(name: str) -> dict[str, Any]:
-    """Return a layer with which a method needs no file of weights."""
+    """Return a layer under which a method needs no file of weights."""
     return pixel() if "style" in load_method(name).Settings.model_fields else hyper()
 
 
 pixel = partial(hyper, style="pixel")
-"""A layer of a method's own settings, with styles of raw pixels, which need no weights."""
+"""A layer of a method's own settings with styles of raw pixels, which need no weights."""
 
 SCENARIOS = {
     "ip-o-c": (("ink", "poster"), "outline", "chalk"),
@@ -127,7 +127,7 @@ SCENARIOS = {
 
 
 def numbers(results: Iterable[RoundResult]) -> list[Any]:
-    """Return what must repeat exactly of the rounds' results."""
+    """Return the parts of the rounds' results that must repeat exactly."""
     return [
         (r.round, r.cohort, r.skipped, r.evaluation, r.ledger.bytes, r.ledger.means())
         for r in results
@@ -135,7 +135,7 @@ def numbers(results: Iterable[RoundResult]) -> list[Any]:
 
 
 def same_on(executor: Executor, method: str, *layers: Any, rounds: int = 2) -> bool:
-    """Run in this process and on an executor, and return whether all is the same."""
+    """Run in this process and on an executor; return whether all results are the same."""
     here, away = start_toy_run(method, *layers), start_toy_run(method, *layers, executor=executor)
     same = numbers(away.rounds(rounds)) == numbers(here.rounds(rounds))
     on_cpu = {tensor.device.type for tensor in away.server.weights.values()} == {"cpu"}
@@ -148,7 +148,7 @@ def measured(accuracy: float, *domains: str, images: int = 10) -> dict[str, dict
 
 
 def entry(number: int, evaluation: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
-    """Return what a record holds of one round; changes win."""
+    """Return a record's entry of one round; changes take precedence."""
     return {
         "round": number,
         "cohort": ["client_0", "client_1"],
@@ -168,12 +168,12 @@ def make_record(
     domains: tuple[tuple[str, ...], str | None, str] | None = None,
     **fields: Any,
 ) -> RunRecord:
-    """Return a record of which key, names and settings agree.
+    """Return a record whose key, names and settings agree.
 
     Args:
-        layer: Settings, names included, that are not FedAvg's on digits4, ``ip-o-c``.
-        domains: Training domains, validation domain, test domain, if not of `SCENARIOS`.
-        fields: Of the record; they win.
+        layer: Settings, names included, that differ from FedAvg on digits4, ``ip-o-c``.
+        domains: Training domains, validation domain, test domain; by default those of `SCENARIOS`.
+        fields: Fields of the record; they take precedence.
     """
     names = {"method": "fedavg", "dataset": "digits4", "protocol": "ltdo", "scenario": "ip-o-c"}
     rounds = [r if isinstance(r, dict) else r.model_dump() for r in fields.pop("rounds", [])]
@@ -205,7 +205,7 @@ def make_record(
 
 
 def settings_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings under which a run has these rounds, and evaluates what they evaluate."""
+    """Return settings under which a run has these rounds and evaluates them in the same way."""
     evaluated = [one["round"] for one in rounds if one["evaluation"] is not None]
     found: dict[str, Any] = {"federation": {"rounds": len(rounds)}} if rounds else {}
     if len(evaluated) < len(rounds) and evaluated:
@@ -217,7 +217,7 @@ def settings_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def stretched(rounds: list[Any], settings: Mapping[str, Any]) -> list[Any]:
-    """Return rounds, and the last one again until there are as many as the settings say."""
+    """Return the rounds, with the last one repeated up to the number in the settings."""
     asked = settings.get("federation", {}).get("rounds", len(rounds))
     every = settings.get("evaluation", {}).get("every", 1)
     start = settings.get("evaluation", {}).get("start", 1)
@@ -232,7 +232,7 @@ def stretched(rounds: list[Any], settings: Mapping[str, Any]) -> list[Any]:
 
 
 def images_of(rounds: Sequence[Any], scenario: ScenarioRecord) -> dict[str, dict[str, int]]:
-    """Return how many images there are for each part that is measured in made-up rounds."""
+    """Return the number of images of each part that is measured in made-up rounds."""
     images: dict[str, dict[str, int]] = {"train": dict.fromkeys(scenario.train, 100)}
     images["test"] = {scenario.test: 10}
     if scenario.val is not None:
@@ -244,7 +244,7 @@ def images_of(rounds: Sequence[Any], scenario: ScenarioRecord) -> dict[str, dict
 
 
 class Sleeping(FedAvg):
-    """Does not answer at one client of the first round."""
+    """Does not answer for one client in the first round."""
 
     def fit(self, client):
         if (client.name, client.round) == ("client_1", 1):
@@ -255,15 +255,15 @@ class Sleeping(FedAvg):
 def start(
     arguments: Iterable[object], log: Path, program: Callable[[], object] = cli.main
 ) -> BaseProcess:
-    """Start the command, or another program, in a process and a group of its own.
+    """Start the command, or another program, in a process and process group of its own.
 
-    It is a fork of the server that the engine's processes are forks of, so that it need not import
-    PyTorch; processes that it starts need.
+    It is forked from the fork server of the engine's processes, so that it need not import
+    PyTorch; processes that it starts must import it.
 
     Args:
-        arguments: Of the program.
+        arguments: Arguments of the program.
         log: Where its standard output and standard error go.
-        program: It finds its arguments in ``sys.argv``.
+        program: Reads its arguments from ``sys.argv``.
     """
     server = get_context("forkserver")
     server.set_forkserver_preload(["feddg_bench.engine.executors"])
@@ -295,7 +295,7 @@ def _begin(
 def wait_until(
     here: Callable[[], object], process: BaseProcess, log: Path, patience: float = 120.0
 ) -> None:
-    """Wait for something that a process does before it ends."""
+    """Wait for an effect of a running process; fail if the process ends first."""
     deadline = time.monotonic() + patience
     while not here():
         assert process.is_alive(), log.read_text()
@@ -304,11 +304,11 @@ def wait_until(
 
 
 def ended(process: BaseProcess, patience: float = 60.0) -> int | None:
-    """Wait for a process's end and return its exit status; ``None`` if it does not end."""
+    """Wait for a process to end and return its exit status; ``None`` if it does not end."""
     process.join(patience)
     return process.exitcode
 
 
 def children(process: int) -> list[int]:
-    """Return the processes that a process has started, on Linux."""
+    """Return the child processes of a process (Linux)."""
     return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]

@@ -1,10 +1,10 @@
-"""Kill -9 a sweep again and again, at random instants, and look at what it leaves.
+"""Kill -9 a sweep repeatedly, at random instants, and check what it leaves behind.
 
     python tests/kill_sweep.py --jobs 200 --kills 50
 
-Several copies of ``feddg-bench sweep`` share one results folder, as machines would. They are forked
-off a process that has imported PyTorch already, so that a restart costs no time. At the end every
-job must be recorded, whole, by one of them only, and with the numbers of an undisturbed run.
+Several copies of ``feddg-bench sweep`` share one results folder, as on several machines. They are
+forked from a process that has imported PyTorch, so that a restart costs no time. At the end every
+job must be recorded completely, by one copy only, and with the numbers of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from feddg_bench.sweeps.search import open_search
 
 ROUNDS = 3
 AT_WORK = 0.8
-"""Share of the kills that wait until the victim is at a job."""
+"""Share of the kills that wait until the victim runs a job."""
 TINY = {
     "scenario": "ip-o-c",
     "data.image_size": 8,
@@ -75,7 +75,7 @@ def start(sweep: Path, results: Path, log: Path) -> int:
 
 
 def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -> Counter[str]:
-    """Run and kill, check what is left, and return how often what happened.
+    """Run and kill, check what is left, and return the number of events of each kind.
 
     Raises:
         AssertionError: If a job is missing, doubled, cut short or has other numbers.
@@ -96,7 +96,7 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
             running[start(sweep, results, log)] = log
             started += 1
         victim = rng.choice(list(running))
-        if rng.random() < AT_WORK:  # else at any instant, most likely while it starts
+        if rng.random() < AT_WORK:  # otherwise at any instant, most likely while it starts
             while victim in running and not held(results, victim):
                 reap(running)
                 time.sleep(0.01)
@@ -111,7 +111,7 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
             done["killed at a job"] += bool(keys)
             done["killed between rounds"] += any(store.checkpoint(key).exists() for key in keys)
         if len(list(store.runs.glob("*.json"))) == jobs:
-            break  # a fast machine; the count of kills is in the answer
+            break  # on a fast machine; the returned counts include the kills
     done["recorded by the last kill"] = len(list(store.runs.glob("*.json")))
     if not running:
         running[start(sweep, results, logs / f"{started}.log")] = logs / f"{started}.log"
@@ -128,20 +128,20 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
 
 
 def held(results: Path, process: int) -> list[str]:
-    """Return the jobs that a process holds."""
+    """Return the keys of the jobs that a process holds."""
     opened = set()
     with suppress(OSError):
         opened = {path.readlink().stem for path in Path(f"/proc/{process}/fd").iterdir()}
     keys = []
     for path in (results / "leases").glob("[!.]*"):
         with suppress(OSError):
-            if path.read_text() in opened:  # the lock that shows that its holder lives
+            if path.read_text() in opened:  # an open lock shows that its holder lives
                 keys.append(path.stem)
     return keys
 
 
 def reap(running: dict[int, Path]) -> None:
-    """Forget the copies that ended, which must be well."""
+    """Remove the copies that have ended; they must have succeeded."""
     for child, log in list(running.items()):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -150,7 +150,7 @@ def reap(running: dict[int, Path]) -> None:
 
 
 def check(sweep: Path, results: Path, logs: Path) -> None:
-    """Assert that every job is done once and whole, and that nothing else is left."""
+    """Assert that every job was done exactly once and completely, and that nothing else is left."""
     jobs = open_search(load_sweep(sweep), results).jobs()
     store = ResultsStore(results)
     names = sorted(path.name for path in store.runs.iterdir())

@@ -1,4 +1,4 @@
-"""A web server on this machine that misbehaves as told."""
+"""A web server on this machine that misbehaves on request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 
 class Site:
-    """Files by path, what to do instead of serving them, and the requests that came.
+    """Files by path, tricks to play instead of serving them, and the requests received.
 
-    ``tricks[path]`` is a list: each request takes the first one and is served plainly when none is
-    left, or for ever by the last one if ``path`` is in ``stuck``.
+    ``tricks[path]`` is a list: each request uses up the first one. When none is left, files are
+    served normally; if ``path`` is in ``stuck``, the last trick repeats for ever.
     """
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class Site:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves a `Site`, with ranges."""
+    """Serves a `Site`, including byte ranges."""
 
     protocol_version = "HTTP/1.1"
     site: Site
 
     def do_GET(self) -> None:
-        """Serve a file, or do the trick."""
-        path = urlsplit(self.path).path  # a proxy is asked with the whole address
+        """Serve a file, or play a trick."""
+        path = urlsplit(self.path).path  # a proxy receives the whole address
         site = self.site
         site.requests.append((path, self.headers["Range"]))
         site.headers.append(dict(self.headers))
@@ -58,13 +58,13 @@ class Handler(BaseHTTPRequestHandler):
             self.status(404)
 
     def do_HEAD(self) -> None:
-        """Say where a file is that Hugging Face's library asks for; nothing else asks."""
+        """Return a file's location for Hugging Face's library; nothing else sends HEAD."""
         headers = self.site.heads.get(urlsplit(self.path).path)
         self.close_connection = True
         self.status(405 if headers is None else 200, **(headers or {}))
 
     def status(self, code: int, **headers: str) -> None:
-        """Answer without a file."""
+        """Answer with a status and headers, without a file."""
         self.send_response(code)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.site.etags.get(path, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
 
     def serve(self, body: bytes, *, cut: int | None = None, ranges: bool = True) -> None:
-        """Send a file or the range asked for, at most ``cut`` bytes of it."""
+        """Send a file or the requested range, at most ``cut`` bytes of it."""
         span, only_if = self.headers["Range"], self.headers["If-Range"]
         tag = self.etag(body)
         start = 0
@@ -97,21 +97,21 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[start:][:cut])
 
     def end_headers(self) -> None:
-        """Say that this connection serves one request, or a client might send another one."""
+        """Announce that this connection serves one request, or a client might send another one."""
         self.send_header("Connection", "close")
         super().end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Server(ThreadingHTTPServer):
-    """Takes a client that hangs up as no error: tests refuse the rest of a file."""
+    """Ignores clients that hang up: tests refuse the rest of a file."""
 
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print a traceback for everything but a closed connection."""
+        """Print a traceback for every error except a closed connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

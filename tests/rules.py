@@ -1,4 +1,4 @@
-"""Rules by which a server half combines clients' updates, on vectors: one tester for all."""
+"""Shared tests, on vectors, of the rules by which servers combine clients' updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers import bitwise, refused
 Vectors = NDArray[np.float64]
 Options = Mapping[str, Any]
 WIDE = (2, 2, 2, 2)
-"""Shape of 16 parameters that may lie with channels last."""
+"""Shape of 16 parameters that can have the memory format channels last."""
 
 
 class NoBackbone(nn.Module):
@@ -43,7 +43,7 @@ def build(name: str, **values: Any) -> Method:
 def as_state(
     vector: Any, mean: float = 0.0, count: int = 0, shape: tuple[int, ...] = (1, -1)
 ) -> Weights:
-    """Return a model of two parameters, a running mean and a counter, for a vector."""
+    """Return a model for a vector: two parameters, a running mean and a counter."""
     vector = torch.as_tensor(np.asarray(vector), dtype=torch.float32)
     return {
         "a": vector[0].clone(),
@@ -54,7 +54,7 @@ def as_state(
 
 
 def serve(w: Any, *, seed: int = 0, round: int = 1, **federation: Any) -> Server:
-    """Return a server whose model has the parameters w."""
+    """Return a server whose model has the parameters ``w``."""
     server = Server(
         as_state(w, 0.5, 3) if not isinstance(w, dict) else w,
         (),
@@ -91,7 +91,7 @@ def step(
     round: int = 1,
     **values: Any,
 ) -> Vectors:
-    """Return how far the parameters move in a round, [P], for updates [K, P]."""
+    """Return the change of the parameters in a round, [P], for updates [K, P]."""
     deltas = np.asarray(deltas, dtype=np.float64)
     w = np.zeros(deltas.shape[1]) if w is None else np.asarray(w, dtype=np.float64)
     server = serve(w, seed=seed, round=round, **(federation or {}))
@@ -108,7 +108,7 @@ def near(found: Any, expected: Any) -> None:
 
 
 def drawn(seed: int, count: int, width: int = 9) -> tuple[np.random.Generator, Vectors]:
-    """Return updates [K, P], multiples of 1/64, with zeros and coordinates that all agree on."""
+    """Return updates [K, P], multiples of 1/64, with zeros and coordinates where all agree."""
     rng = np.random.default_rng(seed)
     deltas = rng.integers(-64, 65, (count, width)) + rng.integers(-96, 97, width)
     deltas[rng.uniform(size=deltas.shape) < 0.15] = 0
@@ -117,17 +117,17 @@ def drawn(seed: int, count: int, width: int = 9) -> tuple[np.random.Generator, V
 
 
 class RuleTester:
-    """A rule, as a server half and, where there is one, as a function of updates.
+    """A rule: its server half and, if it has one, its function of updates.
 
     Attributes:
         name: The method.
-        rows: Worked out by hand: updates, options of `step`, the move. The function must agree.
+        rows: Computed by hand: updates, options of `step`, the move. The function must agree.
         usual: Options that all checks set, such as a fixed order of clients.
-        variants: Options with which the edges are tried.
-        lone: Those under which one client's model is kept.
-        alike: Settings of the federation under which updates that agree move the model as FedAvg
-            does, bit for bit; ``None`` for a rule that never does.
-        wrong: Options that the function refuses, and words.
+        variants: Options for the edge cases.
+        lone: Options under which the model of a single client is kept.
+        alike: Federation settings under which updates that agree move the model exactly as FedAvg
+            does; ``None`` for a rule that never does so.
+        wrong: Options that the function refuses, and words of the error.
     """
 
     name: ClassVar[str]
@@ -145,17 +145,17 @@ class RuleTester:
 
     @staticmethod
     def draw(rng: np.random.Generator, count: int) -> dict[str, Any]:
-        """Return options for one random case of so many clients."""
+        """Return options for a random case with ``count`` clients."""
         return {}
 
     @staticmethod
     def oracle(deltas: Vectors, sizes: Sequence[int], **options: Any) -> Vectors:
-        """Return the move, [P], by the definition."""
+        """Return the move, [P], according to the definition."""
         raise NotImplementedError
 
     @staticmethod
     def function(deltas: Tensor, sizes: Sequence[int], **options: Any) -> Tensor | None:
-        """Return the move by the rule's function; ``None`` if it has not these options."""
+        """Return the move by the rule's function; ``None`` if it does not support these options."""
         return None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -203,7 +203,7 @@ class RuleTester:
     def test_one_client_is_the_new_model_bit_for_bit(self, own: Options) -> None:
         w, theta = torch.randn(2, 17, generator=torch.Generator().manual_seed(0)).numpy()
         state = as_state(theta, 0.25, 7)
-        assert not np.array_equal(w + (theta - w), theta)  # so that it is no sum
+        assert not np.array_equal(w + (theta - w), theta)  # so that w + (theta - w) does not pass
         bitwise(self.new(w, [state], values=own), state)
         halves = (self.new(w, [state], rule=r, server_lr=0.3, values=own) for r in ("", "fedavg"))
         bitwise(*halves)
@@ -228,7 +228,7 @@ class RuleTester:
     def test_buffers_take_the_plain_mean(
         self, values: Options, lr: float, weighting: str, mean: float
     ) -> None:
-        """A shrinking variance that is damped or extrapolated would become negative."""
+        """A damped or extrapolated variance could become negative when it shrinks."""
         rows = ([1, 0], [-1, 1], [-0.5, -1])
         states = [
             as_state(row, *buffers)
@@ -244,7 +244,7 @@ class RuleTester:
         )
 
     def test_inputs_stay_and_memory_formats_do_not_matter(self) -> None:
-        """Weights that come from another process have lost theirs."""
+        """Weights that come from another process lose their memory format."""
         w, *ends = torch.randn(4, 17, generator=torch.Generator().manual_seed(3)).numpy()
         plain, mixed = ([as_state(vector, shape=WIDE) for vector in (w, *ends)] for _ in range(2))
         for state in mixed[::2]:

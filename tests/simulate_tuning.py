@@ -1,7 +1,7 @@
-"""How often tuning's rule errs: ``python -m tests.simulate_tuning`` prints the guide's table.
+"""Simulate errors of the tuning rule: ``python -m tests.simulate_tuning`` prints the guide's table.
 
-A trial's value is the recipe's plus noise of its own; what trials of a seed share cancels in the
-rule's differences, and is left out.
+A trial's value is the recipe's plus noise of its own. Noise that trials of a seed share cancels in
+the rule's differences and is left out.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 from feddg_bench.records.tuning import Rule, Trial, winners, with_leads
 
 NOISE = (1.0, 2.0, 4.0)
-"""Standard deviations of a difference between two trials of a seed, in points of accuracy."""
+"""Standard deviations of the difference between two trials of a seed, in points of accuracy."""
 BETTER = 2.0
-"""Points by which one trial is better, where one is."""
+"""Advantage of the better trial, if there is one, in points."""
 
 
 def winner(values: np.ndarray, rule: Rule) -> int:
-    """Return the position of the trial that wins; ``values`` are [trials, seeds]."""
+    """Return the position of the winning trial; ``values`` are [trials, seeds]."""
     made = [
         Trial(settings={}, keys=(), id_val=one.mean(), values=tuple(one), seconds=None)
         for one in values
@@ -28,10 +28,10 @@ def winner(values: np.ndarray, rule: Rule) -> int:
 def errors(
     seeds: int, noise: float, rule: Rule = "paired", *, trials: int = 4, draws: int = 4000
 ) -> tuple[float, float]:
-    """Return the share of false switches, and of misses.
+    """Return the shares of false switches and of misses.
 
-    A false switch leaves the recipe for one of ``trials - 1`` that are equal to it; a miss does not
-    choose the one that is better by `BETTER`, while the others are equal.
+    A false switch leaves the recipe for one of ``trials - 1`` equal trials. A miss does not choose
+    the trial that is better by `BETTER`, with all others equal.
     """
     rng = np.random.default_rng(0)
     better = np.zeros((trials, 1))

@@ -1,6 +1,6 @@
-"""How often the tables' tests are wrong, by simulation: ``python -m tests.simulations``.
+"""Simulate how often the tables' tests are wrong: ``python -m tests.simulations``.
 
-It writes ``results/simulations.md``. Everything is vectorised and takes ten seconds of one core.
+It writes ``results/simulations.md``. The vectorised code takes ten seconds on one core.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ FILE = Path(__file__).parents[1] / "results" / "simulations.md"
 DRAWS = 20_000
 SCENARIOS, SEEDS = 4, 3
 HELD = (3.0, 7.0)
-"""Percent of false positives with which a nominal 5 % holds."""
+"""Range of false positives, in percent, within which a nominal 5 % holds."""
 Values = NDArray[np.float64]
 
 
 def rejected(means: Values) -> Values:
-    """Return which draws the t-test over scenarios rejects, as `statistics.t_test`.
+    """Return for each draw whether the t-test over scenarios rejects, as in `statistics.t_test`.
 
     Args:
-        means: A difference for each scenario, [draws, S].
+        means: The difference of each scenario, [draws, S].
     """
     many = means.shape[1]
     ratio = means.mean(axis=1) / (means.std(axis=1, ddof=1) / np.sqrt(many))
@@ -40,21 +40,21 @@ def rejected(means: Values) -> Values:
 
 
 class Scatter(NamedTuple):
-    """A world without a true mean difference, by what its runs differ in."""
+    """Distribution of the runs' differences in a world without a true mean difference."""
 
     what: str
     seeds: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)  # standard deviation over seeds, by scenario
     effect: float = 0.0  # standard deviation of the scenarios' true differences
     fixed: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)  # true differences in these scenarios
-    collapses: float = 0.0  # share of runs that lose `LOSS` points; the others gain to make up
-    typical: bool = False  # if true, the others do not gain
+    collapses: float = 0.0  # share of runs that lose `LOSS` points; the others gain to compensate
+    typical: bool = False  # if true, the others gain nothing
 
 
 LOSS = 15.0
 SCATTERS = (
     Scatter("equal scatter"),
     Scatter("scenarios that differ at random", effect=2.0),
-    # Standard deviations of differences to FedAvg in `pacs-ltdo-laptop-tuned`.
+    # Standard deviations of the differences from FedAvg in `pacs-ltdo-laptop-tuned`.
     Scatter("one scenario more noisy, as with PARDON", (2.09, 1.63, 5.73, 1.80)),
     Scatter("one scenario more noisy, as with FedCCRL", (0.50, 14.88, 5.75, 4.45)),
     Scatter("one scenario more noisy, as with FedGMA", (2.92, 17.45, 3.04, 0.92)),
@@ -75,7 +75,7 @@ def differences(rng: np.random.Generator, scatter: Scatter) -> Values:
 
 
 def false_positives() -> Iterator[tuple[str, float, float]]:
-    """Yield each kind of scatter with the percentages that tests of means and of medians reject."""
+    """Yield each kind of scatter with the percentages rejected by tests of means and of medians."""
     for number, scatter in enumerate(SCATTERS):
         found = differences(np.random.default_rng(number), scatter)
         pools = found.mean(axis=2), np.median(found, axis=2)
@@ -87,25 +87,25 @@ def false_positives() -> Iterator[tuple[str, float, float]]:
 
 
 def logistic(logit: Values) -> Values:
-    """Return percentages."""
+    """Return percentages for logits."""
     found: Values = 100 / (1 + np.exp(-logit))
     return found
 
 
 def runs(rng: np.random.Generator, ids: Values, lines: tuple[Values, Values, Values]) -> Values:
-    """Return accuracies on ``id_test`` and ``test``, mean of seeds, [draws, S, K, 2].
+    """Return accuracies on ``id_test`` and ``test``, means over seeds, [draws, S, K, 2].
 
     Args:
-        rng: Where chance comes from.
+        rng: Random generator.
         ids: Logit of the expected ``id_test``, [K].
-        lines: Of each scenario intercept and slope of ``test`` on ``id_test`` in logits, and how
-            much easier it is on ``id_test``; each [draws, S, 1, 1].
+        lines: For each scenario, intercept and slope of ``test`` on ``id_test`` in logits, and
+            the offset of its ``id_test`` logits; each [draws, S, 1, 1].
     """
     intercept, slope, easier = lines
     whole = DRAWS, SCENARIOS, SEEDS
     x = ids + easier + rng.normal(0, 0.06, (*whole, 1))
     y = intercept + slope * x + rng.normal(0, 0.08, (*whole, 1))
-    # Images of a split are the same in all rounds; half of the noise is too.
+    # A split has the same images in all rounds, so half of the noise is shared.
     noise = (rng.normal(0, 1.06, (*whole, many)) for many in (1, len(ids), 1, len(ids)))
     pair = np.stack([logistic(x) + next(noise) + next(noise), logistic(y)], axis=-1)
     pair[..., 1] += next(noise) + next(noise)
@@ -114,9 +114,9 @@ def runs(rng: np.random.Generator, ids: Values, lines: tuple[Values, Values, Val
 
 
 def at_equal_id(first: float, behind: float, better: float) -> tuple[float, float, float, float]:
-    """Return the mean plain difference and its rejections, and the same at equal ``id_test``.
+    """Return the mean plain difference and its rejections (%), and the same at equal ``id_test``.
 
-    FedAvg's evaluated rounds go from ``first`` to 85 % on ``id_test``. The method ends ``behind``
+    FedAvg's evaluated rounds rise from ``first`` to 85 % on ``id_test``. The method ends ``behind``
     points lower on the same line, and ``better`` points above that line.
     """
     rng = np.random.default_rng([int(first), int(behind) + 100, int(better)])
@@ -139,29 +139,29 @@ def at_equal_id(first: float, behind: float, better: float) -> tuple[float, floa
 
 
 METHODS = ((0.0, 0.0), (3.0, 0.0), (6.0, 0.0), (-3.0, 0.0), (0.0, 3.0), (6.0, 3.0))
-"""Points behind FedAvg on `id_test`, and above its line."""
+"""Points behind FedAvg on `id_test`, and points above its line."""
 WORLDS = (
     *((60.0, *method) for method in METHODS),
     *((80.0, *method) for method in METHODS),
-    *((85.0 - behind, behind, 0.0) for behind in (1.0, 2.0, 3.0, 4.0)),  # just within reach
+    *((85.0 - behind, behind, 0.0) for behind in (1.0, 2.0, 3.0, 4.0)),  # just within range
 )
 
 # --------------------------------------------------------------------------------------- the file
 
 
 def verdict(rate: float) -> str:
-    """Return in words whether a test with this percentage of false positives holds."""
+    """Return a verdict on whether a test with this percentage of false positives holds."""
     low, high = HELD
     return "too few" if round(rate, 1) < low else "too many" if round(rate, 1) > high else "holds"
 
 
 def points(value: float) -> str:
-    """Return percentage points with one decimal, and no minus before a zero."""
+    """Return percentage points with one decimal, without a minus sign before zero."""
     return f"{round(value, 1) + 0:+.1f}"
 
 
 def text() -> str:
-    """Return the file."""
+    """Return the file's text."""
     lines = [
         "# Simulations of the tables' tests",
         "",

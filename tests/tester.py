@@ -1,6 +1,6 @@
-"""Checks that repeat from method to method: a test file declares its numbers in a subclass.
+"""Shared checks for methods: a test file declares a method's numbers in a subclass.
 
-pytest collects the subclasses, whose names begin with ``Test``; a check without a declaration is
+pytest collects the subclasses, whose names begin with ``Test``. A check without its declaration is
 left out.
 """
 
@@ -30,7 +30,7 @@ Layer = Mapping[str, Any]
 
 
 def alone() -> Federation:
-    """Return the toy federation of its first client."""
+    """Return the toy federation with its first client only."""
     federation = toy_federation()
     return replace(federation, clients=dict([next(iter(federation.clients.items()))]))
 
@@ -46,17 +46,17 @@ ONE_CLIENT = {"partition": {"clients": 1}, "federation": {"per_round": 1}}
 
 @dataclass(frozen=True)
 class Twin:
-    """Settings under which a method trains as another one does, bit for bit.
+    """Settings under which a method trains exactly as another one, bit for bit.
 
     Attributes:
         values: The method's own settings.
         layer: Settings of both.
-        theirs: The other method, by name or class.
-        only_theirs: Settings of the other one alone, such as equal weights.
-        rounds: After how many rounds they are compared.
-        federation: Data of both.
-        logs: Whether both log the same; not where the loss has a constant more.
-        sends: Whether both send as many bytes.
+        theirs: The other method, as name or class.
+        only_theirs: Settings of the other method only, such as equal weights.
+        rounds: Number of rounds before the comparison.
+        federation: Data of both methods.
+        logs: Whether both log the same; false if one loss has an additional constant.
+        sends: Whether both send the same number of bytes.
         close: Whether numbers may differ by rounding.
     """
 
@@ -76,19 +76,19 @@ class Twin:
 
 
 class MethodTester:
-    """Runs of one method on toy data; every subclass is one method.
+    """Runs of a method on toy data; each subclass tests one method.
 
     Attributes:
         name: The method.
-        layer: Settings of all its runs; of ``twins``, those of its own alone.
-        federation: Makes the data of all runs but those of ``twins``.
-        twins: When it is another method.
-        apart: Settings of its own, each of which changes the model after ``rounds``,
-        base: against these.
+        layer: Settings of all runs; ``twins`` use only its section ``hyper``.
+        federation: Makes the data of all runs except ``twins``.
+        twins: Settings under which it equals another method.
+        apart: Settings of its own, each of which changes the model after ``rounds`` rounds,
+        base: compared with these.
         rounds: See ``apart``.
-        wrong: Settings that are refused by the name of their first.
-        models: What each participant sends, and what it receives, in sizes of a model.
-        half: Layers with which it trains in half precision; ``None`` for no such check.
+        wrong: Refused settings; the error names the first.
+        models: Data that each participant sends and receives, in model sizes.
+        half: Layer for training in half precision; ``None`` skips the check.
     """
 
     name: ClassVar[str]
@@ -114,7 +114,7 @@ class MethodTester:
 
     @classmethod
     def run(cls, *layers: Layer, rounds: int) -> ToyRun:
-        """Return a run of the method after some rounds, in which all numbers are finite."""
+        """Return a run of the method after some rounds; assert that all numbers are finite."""
         run = start_toy_run(cls.name, cls.layer, *layers, federation=cls.federation())
         assert [result.ledger.dropped for result in run.rounds(rounds)] == [[]] * (rounds + 1)
         assert all(bool(tensor.isfinite().all()) for tensor in run.server.weights.values())

@@ -1,1 +1,1 @@
-"""Attacks on the suite: ``python -m tests.attacks`` repeats them and prints what happened."""
+"""Attacks on the suite: ``python -m tests.attacks`` runs them and prints their outcomes."""

@@ -1,7 +1,7 @@
-"""``python -m tests.attacks [GROUP]... [--all] [--full]``: repeat the attacks, print what happened.
+"""``python -m tests.attacks [GROUP]... [--all] [--full]``: run the attacks, print the outcomes.
 
-Exit status 1 if one of them succeeded. ``--all`` prints those that were held off, too; ``--full``
-tries large grids completely, not a sample.
+The exit status is 1 if an attack succeeded. ``--all`` also prints the repelled attacks; ``--full``
+tries large grids completely instead of a sample.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.attacks.groups import GROUPS, run
 
 
 def main(arguments: list[str]) -> int:
-    """Run the groups named, or all, and print a table."""
+    """Run the named groups, by default all, and print a table."""
     wanted = [name for name in arguments if not name.startswith("--")] or GROUPS
     unknown = set(wanted) - set(GROUPS)
     if unknown:

@@ -1,4 +1,4 @@
-"""Clients whose code raises anything, or leaves anything behind for the client that comes next."""
+"""Clients that raise arbitrary exceptions, or leave side effects for the next client."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _CROSS_ENTROPY = F.cross_entropy
 
 
 class UnreadableError(Exception):
-    """Its text cannot be read."""
+    """Reading its text fails."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
 
 
 class LeavingError(UnreadableError):
-    """Whoever reads its text ends."""
+    """Reading its text raises `SystemExit`."""
 
     def __str__(self) -> str:
         raise SystemExit(0)
 
 
 class StoppingError(UnreadableError):
-    """Whoever reads its text is interrupted."""
+    """Reading its text raises `KeyboardInterrupt`."""
 
     def __str__(self) -> str:
         raise KeyboardInterrupt
 
 
 class OddError(BaseException):
-    """No `Exception`."""
+    """Not an `Exception`."""
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {
@@ -83,7 +83,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 
 class Hiding(torch.Tensor):
-    """Holds NaN, and says that it does not."""
+    """Holds NaN but appears finite."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -98,7 +98,7 @@ class Hiding(torch.Tensor):
 
 
 class Changing(dict[str, Any]):
-    """Answers otherwise when it is asked again."""
+    """Gives other values when read a second time."""
 
     def items(self):
         found = [*super().items()]
@@ -108,19 +108,19 @@ class Changing(dict[str, Any]):
 
 
 def nan(update: LocalUpdate, kind: type) -> LocalUpdate:
-    """Return an update whose first weight is NaN, of a kind of its own."""
+    """Return an update whose first weight is a NaN tensor of the given class."""
     name, first = next(iter(update.weights.items()))
     hidden = torch.full_like(first, math.nan).as_subclass(kind)
     return LocalUpdate({**update.weights, name: hidden}, update.extra)
 
 
 def with_extra(make: Callable[[], Any]) -> Callable[[Any, Any, LocalUpdate], LocalUpdate]:
-    """Return a deed: send a value with the weights."""
+    """Return a deed: send an additional value with the weights."""
     return lambda _m, _c, update: LocalUpdate(update.weights, {"extra": make()})
 
 
 def threaded(_method: Any, _client: Any, update: LocalUpdate) -> LocalUpdate:
-    """Write into what was sent, for a while."""
+    """Keep writing into the sent tensors for a while."""
     begin = threading.Event()
 
     def write() -> None:
@@ -148,7 +148,7 @@ SENT: dict[str, Deed] = {
         lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
     ),
 }
-"""What must be told, and the client named."""
+"""These must be reported, with the client's name."""
 
 LEFT: dict[str, Deed] = {
     "nothing": lambda _m, _c, _u: None,
@@ -221,7 +221,7 @@ LEFT: dict[str, Deed] = {
     "draws": lambda _m, _c, _u: torch.rand(5),
     "a thread that writes into what was sent": threaded,
 }
-"""What must change nothing for the others."""
+"""These must change nothing for other clients."""
 
 WRITTEN: dict[str, Deed] = {
     "the images": lambda _m, c, _u: bank(c).images.zero_(),
@@ -234,7 +234,7 @@ WRITTEN: dict[str, Deed] = {
     "the data of a frozen weight": lambda m, _c, _u: m.constant.data.zero_(),
     "the array of a frozen weight": lambda m, _c, _u: m.constant.numpy().fill(math.nan),
 }
-"""What must be refused: there is no copy to put back."""
+"""These must be refused, since there is no copy to restore."""
 
 METRICS: dict[str, Deed] = {
     "a number": lambda _m, c, _u: c.log(5, 1.0),
@@ -254,7 +254,7 @@ HARMLESS = {f"leaves {name}": deed for name, deed in LEFT.items()}
 
 
 def bank(client: Any) -> Any:
-    """Return the images that all clients share, to which no attribute leads."""
+    """Return the images that all clients share; no attribute leads to them."""
     return client.data._batches.__closure__[0].cell_contents.bank
 
 
@@ -273,13 +273,13 @@ def optimizer(method: Any) -> torch.optim.Optimizer:
 
 
 class HostileSettings(MethodSettings):
-    """What the culprit does."""
+    """The culprit's deed."""
 
     deed: str = "leaves nothing"
 
 
 class Hostile(Method):
-    """One client does a deed in the first round; all tell what they see of their process."""
+    """One client does a deed in the first round; all report what they observe in their process."""
 
     Settings = HostileSettings
     settings: HostileSettings
@@ -290,7 +290,7 @@ class Hostile(Method):
         self.register_buffer("constant", torch.ones(2))
 
     def fit(self, client: Any) -> LocalUpdate:
-        # What a client sees is in its weights, so that it reaches the global model.
+        # A client's observations enter its weights, and thus the global model.
         seen = 1e-6 * (self.seen_by(client) % 1000)
         update = super().fit(client)
         update.weights["classifier.bias"] += seen
@@ -313,7 +313,7 @@ class Hostile(Method):
         return super().forward(images)
 
     def seen_by(self, client: Any) -> int:
-        """Return a number for what a client sees of its process and its module."""
+        """Return a number that encodes what a client observes in its process and module."""
         hooks = [len(v) for m in self.modules() for k, v in vars(m).items() if k.endswith("hooks")]
         seen = (
             os.getcwd() == os.sep,  # noqa: PTH109
@@ -357,7 +357,7 @@ def process_put_back() -> Any:
 
 
 def outcome(deed: str, executor: Executor | None = None) -> tuple[str, bytes]:
-    """Return how a run of two rounds ended, and its model."""
+    """Return the end of a run of two rounds, and its model."""
     said = ""
     try:
         with in_time(60.0), process_put_back():
@@ -375,7 +375,7 @@ def outcome(deed: str, executor: Executor | None = None) -> tuple[str, bytes]:
 
 
 def attack(lab: Lab) -> None:
-    """Try every deed in one process and in two, and some through the command."""
+    """Try every deed in one process and in two processes, and some through the command."""
     in_processes(lab, "one process", SerialExecutor)
     in_processes(lab, "two processes", lambda: ProcessExecutor(2))
     with installed(lab.folder()):
@@ -389,7 +389,7 @@ def attack(lab: Lab) -> None:
 
 
 def in_processes(lab: Lab, where: str, start: Callable[[], Executor]) -> None:
-    """Try every deed on executors of a kind: a new one after each that was broken."""
+    """Try every deed on one kind of executor, with a new executor after each that was broken."""
     executor = start()
     _, clean = outcome("leaves nothing", executor)
     for deed in (*(f"raises {name}" for name in RAISED), *REFUSED, *HARMLESS):
@@ -408,12 +408,12 @@ def in_processes(lab: Lab, where: str, start: Callable[[], Executor]) -> None:
 
 
 FEW = ("SystemExit(0)", "GeneratorExit", "KeyboardInterrupt", "an exception without a text")
-"""Tried through the command in each test run."""
+"""Exceptions that are tried through the command in each test run."""
 
 
 @contextmanager
 def installed(folder: Path) -> Iterator[None]:
-    """Let the command and its processes find `Hostile` as they find any method."""
+    """Register `Hostile` with the command and its processes like any installed method."""
     facts = folder / "hostile-1.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile\nVersion: 1\n")
@@ -430,7 +430,7 @@ def installed(folder: Path) -> Iterator[None]:
 
 
 def by_command(lab: Lab, where: str, name: str, workers: int) -> Outcome:
-    """Run the command with a method that raises something; return its error alone."""
+    """Run the command with a method that raises an exception; return only its error."""
     deed = f"hyper.deed={'raises' if where == 'fit' else 'evaluates'} {name}"
     folder = lab.folder()
     options = ("--method", "hostile", "--workers", workers, "--results", folder, deed)

@@ -1,4 +1,4 @@
-"""Checkpoints, stores and records that lie, and names in them that would be paths."""
+"""Forged checkpoints, stores and records, and names in them that look like paths."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROUNDS = 3
 
 
 def run(lab: Lab, out: Path, *more: object, rounds: int = ROUNDS) -> Outcome:
-    """Train the run that is attacked."""
+    """Train the run under attack."""
     return lab.feddg("run", *few(lab), "--rounds", rounds, "--results", out, *more)
 
 
 def numbers(out: Path) -> Any:
-    """Return what a record says that the same settings repeat; ``None`` without one."""
+    """Return the reproducible numbers of the only record; ``None`` without one."""
     from feddg_bench.records.record import RunRecord
 
     found = list((out / "runs").glob("*.json"))
@@ -33,7 +33,7 @@ def numbers(out: Path) -> Any:
 
 
 def judge(lab: Lab, attack: str, out: Path, outcome: Outcome, honest: Any) -> None:
-    """A forgery is refused in one sentence, or changes nothing."""
+    """Assess a forgery: it must be refused in one sentence, or change nothing."""
     if outcome.code == 0:
         made, failed = call(numbers, out)
         same = made == honest
@@ -67,7 +67,7 @@ def stopped(lab: Lab, out: Path) -> Path:
 
 
 def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
-    """Change a checkpoint's content, with a digest that is right again."""
+    """Change a checkpoint's content and update its digest."""
     from feddg_bench.core.messages import decode, encode
 
     whole = path.read_bytes()
@@ -149,7 +149,7 @@ def _too_good(rounds: Any) -> Any:
 
 
 def checkpoints(lab: Lab) -> None:
-    """Go on from checkpoints that were changed, by the same command and by ``resume``."""
+    """Continue from changed checkpoints, by the same command and by ``resume``."""
     first = lab.folder()
     run(lab, first)
     honest = numbers(first)
@@ -174,12 +174,12 @@ def checkpoints(lab: Lab) -> None:
         strays = [f for f in tree(lab.root) - before if not f.startswith(allowed)]
         if strays:
             lab.add(f"checkpoint: {attack}: files", f"wrote {strays[0]}", False)
-        shutil.rmtree(folder)  # to look for strays among thousands of files takes long
+        shutil.rmtree(folder)  # searching thousands of files for strays takes long
 
     attempt("untouched", lambda _: None)
     attempt("untouched, resumed", lambda _: None, resume=True)
     for number, (name, change) in enumerate(changes()):
-        resume = number % 2 == 1  # both read a checkpoint by the same code
+        resume = number % 2 == 1  # both use the same code to read a checkpoint
         attempt(
             f"{name}{', resumed' if resume else ''}",
             lambda target, change=change: rewrite(target, change),
@@ -221,7 +221,7 @@ def checkpoints(lab: Lab) -> None:
 
 
 def stores(lab: Lab) -> None:
-    """Change decoded images behind the suite's back."""
+    """Change decoded images without the suite's knowledge."""
     cache = lab.folder()
 
     def train() -> tuple[Path, Outcome]:
@@ -258,7 +258,7 @@ def stores(lab: Lab) -> None:
 
 
 def edits() -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Yield what a line in a record's file may be changed to."""
+    """Yield changes of a record's content."""
 
     def measured(value: Any, name: str = "accuracy") -> Callable[[Any], Any]:
         def change(r: Any) -> Any:
@@ -314,7 +314,7 @@ def edits() -> Iterator[tuple[str, Callable[[Any], Any]]]:
 
 
 def records(lab: Lab) -> None:
-    """Change records: a table leaves them out with a notice, and still tells the others."""
+    """Change records: tables leave them out with a notice, and still show the others."""
     others = [record("fedavg", seed=s) for s in (1, 2)]
     honest = lab.folder()
     save(honest, *others)
@@ -359,7 +359,7 @@ def _cells(out: Path) -> str:
 
 
 def paths(lab: Lab) -> None:
-    """Names inside records are no paths."""
+    """Names in records are not used as paths."""
     for where in (
         "../../../escaped",
         "x/../../../../escaped",
@@ -381,7 +381,7 @@ def paths(lab: Lab) -> None:
             made = make_record(layer, domains=domains, rounds=one.rounds, **fields)
             try:
                 save(folder, made)
-            except Exception as error:  # what cannot be written harms nobody
+            except Exception as error:  # a record that cannot be written does no harm
                 lab.add(f"{field} {where[:24]!r}", type(error).__name__, True)
         before = tree(lab.root)
         for command in (
@@ -406,7 +406,7 @@ def paths(lab: Lab) -> None:
 
 
 def leftovers(lab: Lab) -> None:
-    """What a kill leaves is tidied by the next command, and is never taken for a result."""
+    """The next command removes leftovers of a kill and never takes them for results."""
     out = lab.folder()
     run(lab, out, rounds=1)
     (done,) = (out / "runs").glob("*.json")
@@ -432,6 +432,6 @@ def leftovers(lab: Lab) -> None:
 
 
 def attack(lab: Lab) -> None:
-    """Try them all."""
+    """Try all forgeries."""
     for part in (checkpoints, stores, records, paths, leftovers):
         part(lab)

@@ -1,4 +1,4 @@
-"""The groups of attacks, each in a lab of its own."""
+"""The groups of attacks; each runs in its own lab."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ GROUPS = (
     "models",
     "hangs",
 )
-"""Modules of this package; imported when needed, as processes that are started import this one."""
+"""Modules of this package; imported on demand, since started processes import this module."""
 
 
 def run(group: str, *, full: bool = False) -> tuple[list[Row], float]:
-    """Return what the attacks of a group did, and the CPU seconds they took.
+    """Return the outcomes of a group's attacks, and their CPU seconds.
 
     With ``full``, large grids are tried completely.
     """
     start = seconds()
-    quiet = logging.NullHandler()  # notices are read where they are judged
+    quiet = logging.NullHandler()  # notices are checked by the attacks
     logging.getLogger().addHandler(quiet)
     try:
         with warnings.catch_warnings(), open_lab() as lab:
-            warnings.simplefilter("ignore")  # what is warned of is not what is judged
+            warnings.simplefilter("ignore")  # warnings are not part of the verdicts
             lab.full = full
             importlib.import_module(f"tests.attacks.{group}").attack(lab)
     finally:

@@ -1,4 +1,4 @@
-"""Clients and workers that sleep, stop, or die, and leases that are not what they say."""
+"""Clients and workers that sleep, stop or die, and false leases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers import ALL, Sleeping, children
 
 
 class Raising(FedAvg):
-    """One client raises."""
+    """One client raises an exception."""
 
     def fit(self, client):
         if client.name == "client_1":
@@ -30,7 +30,7 @@ class Raising(FedAvg):
 
 
 class Deadly(FedAvg):
-    """One client ends its process, whichever that is."""
+    """One client kills its worker process, whichever that is."""
 
     def fit(self, client):
         if client.name == "client_1":
@@ -39,7 +39,7 @@ class Deadly(FedAvg):
 
 
 def attack(lab: Lab) -> None:
-    """Try what never ends, what ends too early, and what two hold at once."""
+    """Try clients that never answer, processes that end too early, and leases with two holders."""
     with closing(ProcessExecutor(2, timeout=8)) as two:
         sleepers(lab, two)
     with closing(ProcessExecutor(2)) as two:
@@ -49,7 +49,7 @@ def attack(lab: Lab) -> None:
 
 
 def sleepers(lab: Lab, two: ProcessExecutor) -> None:
-    """A client that does not answer ends the run, and the next run has all its workers."""
+    """A client that does not answer ends the run; the next run has all workers again."""
     for fault in ("drop", "fail"):
         layer = {"federation": {"per_round": None, "on_fault": fault}}
         _, failed = call(start_toy_run(Sleeping, layer, executor=two).rounds, 1)
@@ -58,7 +58,7 @@ def sleepers(lab: Lab, two: ProcessExecutor) -> None:
 
 
 def deaths(lab: Lab, two: ProcessExecutor) -> None:
-    """A process that is killed is replaced once; what raises or kills again is named."""
+    """A killed worker is replaced once; a client that raises or kills again is named."""
     plain = start_toy_run(FedAvg, ALL)
     plain.rounds(2)
     run = start_toy_run(FedAvg, ALL, executor=two)
@@ -75,7 +75,7 @@ def deaths(lab: Lab, two: ProcessExecutor) -> None:
 
 
 def interrupts(lab: Lab) -> None:
-    """Two Ctrl-C end a command whose workers are stopped, and leave a run to go on with."""
+    """Two Ctrl-C end a command with stopped workers, and the run can be continued."""
     results = lab.folder()
     run = [sys.executable, "-m", "feddg_bench", "run", "--method", "fedavg", *few(lab)]
     run += ["--workers", 2, "--rounds", 2000, "--results", results]
@@ -96,13 +96,13 @@ def interrupts(lab: Lab) -> None:
                 os.kill(stopped, signal.SIGSTOP)
     code: int | str = "none"
     for _ in range(2):
-        process.send_signal(signal.SIGINT)  # nothing, where it has ended
+        process.send_signal(signal.SIGINT)  # no effect if it has ended
         try:
             code = process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             continue
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what is left of it
+        os.killpg(process.pid, signal.SIGKILL)  # remaining processes
     process.wait()
     left = len(list(results.glob("checkpoints/*.safetensors")))
     held = code == 130 and left == 1
@@ -110,7 +110,7 @@ def interrupts(lab: Lab) -> None:
 
 
 def leases(lab: Lab) -> None:
-    """A lease names no file elsewhere, is not held twice, and is not removed by a stranger."""
+    """A lease cannot name outside files, have two holders, or be removed by a stranger."""
     folder = lab.folder()
     victim = folder / "evil.lock"
     victim.write_text("kept")

@@ -1,4 +1,4 @@
-"""A place to attack in: the command in this process, watched for what it must never do."""
+"""A place for attacks: the command in this process, monitored for forbidden actions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 from feddg_bench.common.errors import FeddgError, RunInterruptedError
 
 PATIENCE = 60.0
-"""Seconds without an answer that count as a hang."""
+"""Seconds without an answer after which a command counts as hanging."""
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile")
 KNOWN = re.compile(r"(python[0-9.]*|git|uname|ldconfig|fc-list|gcc|cc|ld|objdump)$")
-"""Programs that the suite or its libraries start themselves, whatever they are given."""
+"""Programs that the suite or its libraries start themselves, with any input."""
 
 
 class HangError(Exception):
@@ -48,15 +48,15 @@ class Outcome(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What a user reads of a refusal, shortened."""
+        """The last line of the message to the user, shortened."""
         text = " ".join((self.err.strip() or self.out.strip()).splitlines()[-1:])
         return text.removeprefix("feddg-bench: error: ")[:160]
 
     @property
     def refused(self) -> bool:
-        """Whether it was refused as it should: status 2, one sentence, no traceback."""
+        """Whether it was refused correctly: status 2, one sentence, no traceback."""
         lines = [line for line in self.err.splitlines() if line.startswith("feddg-bench: error: ")]
-        usage = self.err.startswith("Usage:")  # the option parser's own, also one sentence
+        usage = self.err.startswith("Usage:")  # from the option parser, also one sentence
         return self.code == 2 and "Traceback" not in self.err and (len(lines) == 1 or usage)
 
 
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Lab:
-    """A folder of its own, the command in it, and an account of what was done.
+    """A folder of its own, the command in it, and a log of attacks.
 
     Attributes:
         root: Nothing may be written elsewhere.
@@ -95,18 +95,18 @@ class Lab:
         return path
 
     def add(self, attack: str, happened: object, held: bool) -> None:
-        """Enter an attack into the account."""
+        """Add an attack to the log."""
         self.rows.append(Row(attack, " ".join(str(happened).split()), bool(held)))
 
     def refused(self, attack: str, outcome: Outcome) -> None:
-        """Enter an attack that must be refused in one sentence."""
+        """Add an attack that must be refused in one sentence."""
         what = outcome.sentence if outcome.code != -1 else f"traceback: {outcome.sentence}"
         self.add(attack, f"exit {outcome.code}: {what}", outcome.refused)
 
     def feddg(
         self, *arguments: object, cwd: Path | None = None, limit: float | None = None
     ) -> Outcome:
-        """Run the command; it ends as it would for a user."""
+        """Run the command; it ends as for a user."""
         from feddg_bench import cli
 
         out, err = io.StringIO(), io.StringIO()
@@ -114,7 +114,7 @@ class Lab:
         sys.argv = ["feddg-bench", *map(str, arguments)]
         handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
         code = 0
-        notices = logging.StreamHandler(err)  # as Python does where nobody asked for them
+        notices = logging.StreamHandler(err)  # like Python's default without logging configuration
         notices.setLevel(logging.WARNING)
         logging.getLogger().addHandler(notices)
         try:
@@ -138,7 +138,7 @@ class Lab:
         return Outcome(code, out.getvalue(), err.getvalue())
 
     def apart(self, *arguments: object, limit: float = 20.0) -> Outcome:
-        """Run the command in a copy of this process, which can be ended whatever it waits for."""
+        """Run the command in a fork of this process, which can be killed whatever it waits for."""
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
@@ -167,7 +167,7 @@ class Lab:
 
 
 def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, str]:
-    """Call a function; return what it gave, and how it failed: ``""`` if it did not."""
+    """Call a function; return its result, and its failure or ``""``."""
     try:
         with in_time(PATIENCE):
             return function(*arguments, **named), ""
@@ -182,7 +182,7 @@ def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[A
 
 @contextmanager
 def in_time(limit: float) -> Iterator[None]:
-    """End the block as a signal does, and raise `HangError`, if it takes too long."""
+    """If the block takes too long, end it as a signal would, and raise `HangError`."""
     rung = []
 
     def ring(number: int, _: object) -> None:
@@ -217,7 +217,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         if writes:
             _note(lab, arguments[0])
     elif event in ("os.mkdir", "os.remove", "os.rmdir"):
-        if arguments[-1] == -1:  # else below an open folder, as in `shutil.rmtree`
+        if arguments[-1] == -1:  # otherwise relative to an open folder, as in `shutil.rmtree`
             _note(lab, arguments[0])
     elif event in ("os.rename", "os.link", "os.symlink"):
         _note(lab, arguments[1])
@@ -236,7 +236,7 @@ sys.addaudithook(_watch)
 
 @contextmanager
 def open_lab() -> Iterator[Lab]:
-    """Open a lab; ``gs`` and other programs that decoders know lie on its PATH as traps."""
+    """Open a lab; its PATH has traps in place of ``gs`` and other programs that decoders know."""
     with tempfile.TemporaryDirectory(prefix="attacks-") as name:
         root = Path(name)
         lab = Lab(root)
@@ -260,7 +260,7 @@ def open_lab() -> Iterator[Lab]:
         os.environ.update(environment)
         for variable in gone:
             os.environ.pop(variable, None)
-        get_temp_dir()  # of worker processes, which outlives this
+        get_temp_dir()  # for worker processes; it outlives this block
         temporary, tempfile.tempdir = tempfile.tempdir, str(root / "tmp")
         written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         _watched.append(lab)
@@ -277,7 +277,7 @@ def open_lab() -> Iterator[Lab]:
 
 
 def tree(folder: Path) -> set[str]:
-    """Return all files below a folder, by their path in it."""
+    """Return the relative paths of all files below a folder."""
     return {
         os.path.relpath(os.path.join(where, name), folder)  # noqa: PTH118 - a thousand times quicker
         for where, _, names in os.walk(folder)
@@ -286,7 +286,7 @@ def tree(folder: Path) -> set[str]:
 
 
 def seconds() -> float:
-    """Return CPU seconds of this process and its children."""
+    """Return the CPU seconds of this process and its children."""
     own = os.times()
     return own.user + own.system + own.children_user + own.children_system
 
@@ -305,4 +305,4 @@ TINY = (
     "data.id_val_fraction=0.3",
     "train.batch_size=128",
 )
-"""A run of digits4 that takes a second."""
+"""Arguments of a run of digits4 that takes a second."""

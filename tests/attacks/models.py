@@ -1,4 +1,4 @@
-"""Kept models and ledgers of tuning that lie."""
+"""Forged kept models and tuning ledgers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.attacks.pictures import few
 
 
 def attack(lab: Lab) -> None:
-    """Load kept models, and settings that tuning chose, from forged files."""
+    """Load kept models and tuned settings from forged files."""
     kept(lab)
     ledgers(lab)
 
 
 def kept(lab: Lab) -> None:
-    """A kept model is refused if it was changed, whoever wrote its digest, or if it is absurd."""
+    """A changed or absurd kept model is refused, even with a matching digest."""
     from feddg_bench.runs import kept as module
 
     out = lab.folder()
@@ -43,7 +43,7 @@ def kept(lab: Lab) -> None:
         path.write_bytes(good)
 
     def signed(tensors: dict[str, Any], **facts: Any) -> bytes:
-        """Return a forgery with the digest that goes with it, where the suite writes one."""
+        """Return a forgery with a matching digest, if the suite writes digests."""
         model = json.dumps(json.loads(said) | facts)
         digest: Callable[..., str] | None = getattr(module, "digest", None)
         return save(
@@ -88,7 +88,7 @@ def kept(lab: Lab) -> None:
 
 
 def ledgers(lab: Lab) -> None:
-    """A ledger counts only for its frame, with accuracies and seeds that can be."""
+    """A ledger is used only for its own setup, and only with possible accuracies and seeds."""
     from feddg_bench.records.tuning import Trial, TuningLedger, load_ledger
 
     trial = Trial(settings={"train.lr": 0.5}, keys=("ab",), id_val=0.5, seconds=1.0)

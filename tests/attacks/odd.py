@@ -21,14 +21,14 @@ from tests.attacks.lab import HangError, Lab, in_time
 from tests.attacks.pictures import few as few_images
 
 LIMIT = 20.0
-"""Seconds for one value."""
+"""Time limit for one value, in seconds."""
 LONGEST = 6500
-"""Most characters of a message: the longest names twice."""
+"""Maximum length of a message in characters; the longest repeats names twice."""
 THROUGH_OTHERS = 200
-"""Values through each entry point but the command line."""
+"""Number of values through each entry point except the command line."""
 
 HIDDEN = ("010", "-010", "0_7", "00", "1:30", "1:3", "-1:30", "190:20:30.15", "!!int '017'")
-"""Octal numbers and numbers to base 60, which mean something else than they say."""
+"""Octal and base-60 numbers, whose value differs from their appearance."""
 TEXTS = (
     *HIDDEN,
     *("", "null", "~", "''", "' '", "true", "false", "yes", "off", "nan", "None", "all", "auto"),
@@ -44,11 +44,11 @@ TEXTS = (
     *("x", "x" * 5000, "a,b", "../x", "/", ".", "/dev/zero", "'/dev/null'", "~/x", "~nobody9/x"),
     *('"\\0"', '"a\\nb"', '"\\e[31m"', '"\\uD800"', "é" * 300, "%s %d {0} $HOME", "<b>", "--help"),
 )  # fmt: skip
-"""Values as they stand in YAML, right for some settings and wrong for others."""
+"""Values in YAML notation, right for some settings and wrong for others."""
 
 
 class Contrary:
-    """An object that fails whenever it is asked about itself."""
+    """An object whose special methods all fail."""
 
     def _fail(self, *_: object) -> Any:
         raise ValueError("\n\x1b[31m")
@@ -58,21 +58,21 @@ class Contrary:
 
 
 def circle() -> list[Any]:
-    """Return a list that holds itself."""
+    """Return a list that contains itself."""
     found: list[Any] = []
     found.append(found)
     return found
 
 
 def mapping_circle() -> dict[str, Any]:
-    """Return a mapping that holds itself."""
+    """Return a mapping that contains itself."""
     found: dict[str, Any] = {}
     found["a"] = found
     return found
 
 
 def deep(levels: int) -> list[Any]:
-    """Return a list that is nested so deep that it has no representation."""
+    """Return a list that is nested too deeply for a representation."""
     found: list[Any] = []
     for _ in range(levels):
         found = [found]
@@ -128,13 +128,13 @@ OBJECTS: tuple[Callable[[], Any], ...] = (
     lambda: NotImplemented,
     lambda: ValueError("x"),
 )
-"""Makers of values that only Python can give."""
+"""Makers of values that exist only in Python."""
 
 KEYS = tuple(dotted_keys())
 
 
 def spread_over(count: int, total: int) -> list[int]:
-    """Return ``count`` different numbers below ``total``, spread over rows and columns alike."""
+    """Return ``count`` different numbers below ``total``, spread evenly over rows and columns."""
     stride = next(s for s in range(int(total * 0.618), total) if math.gcd(s, total) == 1)
     return sorted(i * stride % total for i in range(min(count, total)))
 
@@ -146,7 +146,7 @@ def grid(count: int | None, values: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 class Entries:
-    """The ways in which a setting reaches a run; each plans the runs that it asks for."""
+    """The ways in which a setting reaches a run; each plans the requested runs."""
 
     def __init__(self, lab: Lab) -> None:
         self.folder = lab.folder()
@@ -158,24 +158,24 @@ class Entries:
         check_weights(plan for plan in plans if plan.settings.backbone.weights)  # no download
 
     def command(self, key: str, text: str) -> None:
-        """Give a value as ``KEY=VALUE``."""
+        """Pass a value as ``KEY=VALUE``."""
         self._plan(Request.read(pairs=["scenario=ip-o-c", f"{key}={text}"]))
 
     def file(self, key: str, text: str) -> None:
-        """Give a value in a ``--config`` file."""
+        """Pass a value in a ``--config`` file."""
         path = self.folder / "config.yaml"
         path.write_text(f"{_block(key, text)}\n")
         self._plan(Request.read(config=[path]))
 
     def recipe(self, key: str, text: str) -> None:
-        """Give a value in a recipe."""
+        """Pass a value in a recipe."""
         path = self.folder / "recipe.yaml"
         inside = _block(key, text).replace("\n", "\n  ")
         path.write_text(f"datasets: {{digits4: {{}}}}\nsettings:\n  {inside}\n")
         self._plan(Request(scenario="ip-o-c", recipe=str(path)))
 
     def sweep(self, key: str, text: str) -> None:
-        """Give a value in a sweep file."""
+        """Pass a value in a sweep file."""
         path = self.folder / "sweep.yaml"
         head = 'program: feddg-bench\ncommand: [feddg-bench, run, "${args_no_hyphens}"]'
         path.write_text(
@@ -186,7 +186,7 @@ class Entries:
             jobs(sweep.pairs(point), self.datasets)
 
     def python(self, key: str, make: Callable[[], Any]) -> None:
-        """Give an object from Python, by dotted key and nested."""
+        """Pass an object from Python, by dotted key and nested."""
         for form in (lambda value: {key: value}, lambda value: nested(key, value)):
             self._plan(Request(scenario="ip-o-c", settings=form(make())))
 
@@ -197,7 +197,7 @@ def _block(key: str, text: str) -> str:
 
 
 def verdict(enter: Callable[[str, Any], None], key: str, value: Any) -> tuple[str, bool]:
-    """Return what became of a value, and whether this is right."""
+    """Return the outcome for a value, and whether it is right."""
     try:
         with in_time(LIMIT):
             enter(key, value)
@@ -212,7 +212,7 @@ def verdict(enter: Callable[[str, Any], None], key: str, value: Any) -> tuple[st
 
 
 def extremes(lab: Lab) -> None:
-    """Train with values at the ends of what is allowed."""
+    """Train with values at the ends of the allowed ranges."""
     for pair in (
         "train.batch_size=1000000",
         "evaluation.batch_size=1000000",
@@ -237,7 +237,7 @@ def extremes(lab: Lab) -> None:
 
 
 def attack(lab: Lab) -> None:
-    """Give odd values: all of them on the command line if the lab is full, else a sample."""
+    """Pass odd values: all of them on the command line if the lab is full, else a sample."""
     entries = Entries(lab)
     count = None if lab.full else THROUGH_OTHERS
     few = THROUGH_OTHERS if lab.full else THROUGH_OTHERS // 4

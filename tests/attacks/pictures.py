@@ -1,4 +1,4 @@
-"""Images and folders that start programs, never end, or are not what they seem."""
+"""Images and folders that start programs, never end, or disguise their type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = ("data.image_size=8", "backbone.name=small_cnn", "backbone.pretrained=fa
 
 
 def pictures(folder: Path, *, domains: int = 4, images: int = 12) -> Path:
-    """Write a folder of domains, two classes each."""
+    """Write a folder of domains with two classes each."""
     rng = np.random.default_rng(0)
     for domain in "abcdefgh"[:domains]:
         for label in ("x", "y"):
@@ -38,7 +38,7 @@ def pictures(folder: Path, *, domains: int = 4, images: int = 12) -> Path:
 
 
 def few(lab: Lab) -> tuple[object, ...]:
-    """Return the arguments of a run on few pictures, which are decoded in no time."""
+    """Return the arguments of a run on a few pictures, which are decoded quickly."""
     folder = lab.root / "pictures"
     if not folder.exists():
         pictures(folder)
@@ -46,7 +46,7 @@ def few(lab: Lab) -> tuple[object, ...]:
 
 
 def both(lab: Lab, attack: str, folder: Path, *, may_pass: bool = False) -> None:
-    """Check and train on a folder: each refuses it in one sentence, or finishes."""
+    """Check and train on a folder: each command refuses it in one sentence, or finishes."""
     checked = lab.apart("data", "check", "folder", "--data-root", folder)
     fine = checked.code in (0, 1, 2) and "Traceback" not in checked.err
     lab.add(f"data check: {attack}", tell(checked), fine)
@@ -56,12 +56,12 @@ def both(lab: Lab, attack: str, folder: Path, *, may_pass: bool = False) -> None
 
 
 def tell(outcome: Outcome) -> str:
-    """Return how a command ended."""
+    """Return a description of a command's end."""
     return f"exit {outcome.code}: {outcome.sentence}"
 
 
 def formats(lab: Lab) -> None:
-    """A file that calls itself .png is read as one of the formats of photographs, or not at all."""
+    """A file named .png is read only if it has one of the photo formats."""
     folder = pictures(lab.folder())
     (folder / "b/x/zz.png").write_bytes(EPS)
     both(lab, "an EPS named .png", folder)
@@ -83,12 +83,12 @@ def formats(lab: Lab) -> None:
 
 
 def started(lab: Lab) -> bool:
-    """Tell whether a trap on the PATH was sprung."""
+    """Return whether a trap on the PATH was started."""
     return (lab.root / "started").exists()
 
 
 def depth(lab: Lab) -> None:
-    """Sixteen bits become eight with their brightness, or are refused."""
+    """16-bit images become 8-bit images of the same brightness, or are refused."""
     from feddg_bench.data.dataset import read_image
 
     folder = lab.folder()
@@ -108,7 +108,7 @@ def depth(lab: Lab) -> None:
 
 
 def devices(lab: Lab) -> None:
-    """Files without end, links that go nowhere or round in circles."""
+    """Endless files, dangling links and circular links."""
     folder = pictures(lab.folder())
     os.mkfifo(folder / "b/x/zz.png")
     both(lab, "a FIFO among the images", folder, may_pass=True)
@@ -144,7 +144,7 @@ def devices(lab: Lab) -> None:
 
 
 def names(lab: Lab) -> None:
-    """Names that are no text, or that talk to the terminal."""
+    """Names that are not text, or that contain terminal escapes."""
     folder = pictures(lab.folder())
     Path(os.fsdecode(os.fsencode(folder / "b/x") + b"/\xff\xfe.png")).write_bytes(b"no picture")
     both(lab, "a name that is not UTF-8", folder, may_pass=True)
@@ -167,8 +167,8 @@ def names(lab: Lab) -> None:
 
 
 def attack(lab: Lab) -> None:
-    """Try them all."""
-    # Copies of this process need not import again what this has imported.
+    """Try all pictures."""
+    # Forks of this process need not repeat its imports.
     clean = lab.feddg("run", *few(lab), "--results", lab.folder())
     lab.add("pictures as they are", tell(clean), clean.code == 0)
     for part in (formats, devices, names):

@@ -1,4 +1,4 @@
-"""Records that lie: one field at a time, whole files, packed files, and bombs."""
+"""Forged records: one field at a time, whole files, packed files, and bombs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ODD: tuple[Any, ...] = (
     {"a": 1},
 )
 NUMBERS = ("NaN", "1e999", "-1e999", "-0.001", "1e400")
-"""Written into a file as they are."""
+"""Written into a file literally."""
 UNSIGNED = {
     "recipe": "a label, which is not part of the key",
     "skipped": "whether a round's replies were used follows from nothing else",
@@ -47,7 +47,7 @@ UNSIGNED = {
     "bytes": "costs",
     "tuned": "how settings were chosen",
 }
-"""Fields that nothing in a record contradicts while their form is right. Records are not signed."""
+"""Fields that nothing in a record contradicts if their form is right. Records are not signed."""
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -63,7 +63,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def edits(values: Any) -> Iterator[tuple[str, tuple[Any, ...], str]]:
-    """Yield what the text of a record may be changed to, with the field's path."""
+    """Yield changed texts of a record, with the path of the changed field."""
     whole = json.dumps(values)
     for path in leaves(values):
         *above, last = path
@@ -83,7 +83,7 @@ def edits(values: Any) -> Iterator[tuple[str, tuple[Any, ...], str]]:
 
 
 class Tables:
-    """What the tables say of a results folder."""
+    """The tables of a results folder."""
 
     def __init__(self, lab: Lab) -> None:
         self.root, self.pages = lab.folder(), ""
@@ -97,7 +97,7 @@ class Tables:
         assert self.honest != self.without
 
     def write(self, text: str) -> None:
-        """Write the victim's file, which may be a forgery."""
+        """Write the victim's file, possibly a forgery."""
         self.path.write_text(text)
         (self.root / ".index").unlink(missing_ok=True)
 
@@ -112,11 +112,11 @@ class Tables:
         grids = [build(t.name, t.description, t.runs, any_paper=True) for t in frames(runs)]
         writers = {end: write for files in WRITERS.values() for end, write in files.items()}
         texts = {end: "".join(map(write, grids)) for end, write in writers.items()}
-        self.pages = "".join(t for end, t in texts.items() if end != "csv")  # names as they are
+        self.pages = "".join(t for end, t in texts.items() if end != "csv")  # CSV has raw names
         return "".join(texts.values())
 
     def judge(self, text: str) -> tuple[str, bool]:
-        """Return what a forgery did: refused and told, without effect, or silent."""
+        """Return the outcome of a forgery: refused and reported, without effect, or silent."""
         self.write(text)
         told: list[str] = []
         listener = logging.Handler()
@@ -138,7 +138,7 @@ class Tables:
 
 
 def fields(lab: Lab) -> None:
-    """One field of a record at a time: all of them if the lab is full, else every sixth."""
+    """Change one field of a record at a time: all if the lab is full, else every sixth change."""
     tables = Tables(lab)
     grid = edits(tables.victim.as_json())
     for name, path, text in islice(grid, 0, None, 1 if lab.full else 6):
@@ -148,7 +148,7 @@ def fields(lab: Lab) -> None:
 
 
 def whole(lab: Lab) -> None:
-    """Rounds, evaluations, privacy and keys of a record that its settings contradict."""
+    """Change rounds, evaluations, privacy and keys so that they contradict the settings."""
     tables = Tables(lab)
     honest = tables.victim.as_json()
 
@@ -189,7 +189,7 @@ def whole(lab: Lab) -> None:
 
 
 def packed(lab: Lab) -> None:
-    """Packed files: several streams, garbage, and records that would be lost."""
+    """Packed files: several streams, garbage, and records that could get lost."""
     from feddg_bench.records.runs import read_runs
     from feddg_bench.records.store import pack_runs, unpack_runs
 
@@ -222,7 +222,7 @@ def packed(lab: Lab) -> None:
 
 
 def folders(lab: Lab) -> None:
-    """Folders that hold other contents of one run: it is told, and nothing is set aside."""
+    """Folders with different contents of one run: this is reported, and nothing is set aside."""
     for field, value in (
         ("partition", {"hash": "0b", "clients": 20, "sizes": [1, 1, 1]}),
         ("time", {"seconds": 9.0, "peak_memory_mib": 1.0}),
@@ -242,7 +242,7 @@ def folders(lab: Lab) -> None:
 
 
 def bombs(lab: Lab) -> None:
-    """Files far larger than records: refused, in little memory and time."""
+    """Files far larger than records: they are refused with little memory and time."""
     from feddg_bench.records.runs import read_runs
 
     def attempt(attack: str, name: str, write: Any) -> None:
@@ -275,7 +275,7 @@ def bombs(lab: Lab) -> None:
 
 
 def escapes(lab: Lab) -> None:
-    """Escapes in the texts of a record reach neither terminal, Markdown nor TeX."""
+    """Escapes in a record's texts reach neither terminal nor Markdown nor TeX."""
     red = "\x1b[31mred\x1b[0m\r\n| a | b |"
     for field in ("recipe", "method", "dataset", "protocol", "scenario"):
         root, out = lab.folder(), lab.folder()
@@ -299,6 +299,6 @@ def escapes(lab: Lab) -> None:
 
 
 def attack(lab: Lab) -> None:
-    """Try them all."""
+    """Try all forgeries."""
     for part in (fields, whole, packed, folders, bombs, escapes):
         part(lab)

@@ -1,4 +1,4 @@
-"""Clients that send what they must not: nothing may change without a word."""
+"""Clients that send forbidden values: nothing may change silently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers import ALL, PLAIN, no_file
 OTHERS = ("scaffold", "feddg_ga", "fediir", "ccst", "pardon", "fedccrl", "fpl", "copa")
 CULPRIT, ROUND = "client_1", 1
 QUICK = {**ALL, **PLAIN, "train": {"batch_size": 16}}
-"""Each client takes one step; what it sends in the first round shows in the second."""
+"""Each client takes one step; an effect of its first message shows in the second round."""
 
 Change = Callable[[Any], Any]
 
@@ -29,7 +29,7 @@ def weights(change: Change) -> Change:
 
 
 def first(change: Change) -> Change:
-    """Return a change of the first weight alone."""
+    """Return a change of the first weight only."""
 
     def changed(state: dict[str, Any]) -> dict[str, Any]:
         name = next(iter(state))
@@ -98,7 +98,7 @@ NUMBERS: dict[str, Change] = {
 
 
 def faulty(method: type[Method], calls: dict[str, Change], when: int = ROUND) -> type[Method]:
-    """Return a method of which one client answers otherwise in one round."""
+    """Return a method with one client that answers differently in one round."""
 
     def wrapped(name: str, change: Change) -> Callable[..., Any]:
         def answer(self: Any, client: Any) -> Any:
@@ -114,7 +114,7 @@ def faulty(method: type[Method], calls: dict[str, Change], when: int = ROUND) ->
 
 
 def outcome(plugin: type[Method], *layers: Any) -> tuple[str, Any]:
-    """Return how a run of two rounds ended, and its weights."""
+    """Return the end of a run of two rounds, and its weights."""
 
     def train() -> Any:
         run = start_toy_run(plugin, QUICK, *layers)
@@ -132,14 +132,14 @@ def outcome(plugin: type[Method], *layers: Any) -> tuple[str, Any]:
 
 
 def fault(dropped: Any) -> str:
-    """Return who was dropped."""
+    """Return the name of a dropped client."""
     return str(dropped["client"] if isinstance(dropped, dict) else dropped.client)
 
 
 def judge(
     lab: Lab, attack: str, plugin: type[Method], clean: Any, *layers: Any, said_only: bool = False
 ) -> None:
-    """Run with a fault and enter what it did: it must be said, or change nothing."""
+    """Run with a fault and add the outcome: it must be reported, or change nothing."""
     said, state = outcome(plugin, *layers)
     if state is None:
         lab.add(attack, said, said.startswith("refused") and CULPRIT in said)
@@ -159,7 +159,7 @@ def judge(
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield tensors and numbers of a payload, with the way to them."""
+    """Yield tensors and numbers of a payload, with their paths."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from paths(inner, (*at, key))
@@ -181,7 +181,7 @@ def put(value: Any, at: tuple[Any, ...], change: Change) -> Any:
 
 
 def extras(name: str) -> list[tuple[str, int, tuple[Any, ...], Any]]:
-    """Return what a method's clients send besides weights: call, round, way to it, and it."""
+    """Return what a method's clients send besides weights: call, round, path and value."""
     seen: dict[tuple[str, tuple[Any, ...]], tuple[int, Any]] = {}
 
     def look(call_: str) -> Change:
@@ -201,14 +201,14 @@ def extras(name: str) -> list[tuple[str, int, tuple[Any, ...], Any]]:
     tried = set()
     listed = []
     for (call_, at), (when, leaf) in seen.items():
-        if (call_, type(leaf)) not in tried:  # the next tensor of a call is checked like the first
+        if (call_, type(leaf)) not in tried:  # a call's next tensor is checked in the same way
             tried.add((call_, type(leaf)))
             listed.append((call_, when, at, leaf))
     return listed
 
 
 def attack(lab: Lab, methods: tuple[str, ...] = OTHERS) -> None:
-    """Let a client of FedAvg and of other methods send what it must not."""
+    """Let a client of FedAvg and of other methods send forbidden values."""
     fedavg = load_method("fedavg")
     _, clean = outcome(fedavg)
     for name, change in UPDATES.items():
@@ -233,7 +233,7 @@ def attack(lab: Lab, methods: tuple[str, ...] = OTHERS) -> None:
 
 
 def in_place(lab: Lab, fedavg: type[Method]) -> None:
-    """What a client gets belongs to it alone; what it raises names it."""
+    """A client owns what it receives; its exceptions name it."""
     _, clean = outcome(fedavg)
 
     class Writes(fedavg):  # type: ignore[valid-type, misc]

@@ -1,4 +1,4 @@
-"""Every attack of `tests.attacks` is held off: no traceback, wrong accept, silent change, hang."""
+"""Every attack of `tests.attacks` fails: no traceback, wrong accept, silent change or hang."""
 
 from __future__ import annotations
 

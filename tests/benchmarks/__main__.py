@@ -1,7 +1,7 @@
 """Run the benchmarks and write their table: ``python -m tests.benchmarks [NAME ...]``.
 
-Without names all are run and ``results/benchmarks.md`` is written; with names, which may be parts
-of a benchmark's or its file's, rows are only printed.
+Without names, all benchmarks run and ``results/benchmarks.md`` is written. With names, or parts of
+names of benchmarks or files, rows are only printed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def missed(row: Row) -> bool:
-    """Return whether a number is beyond its target."""
+    """Return whether a number misses its target."""
     if isinstance(row.measured, str):
         return False
     above = row.most is not None and row.measured > row.most
@@ -98,7 +98,7 @@ def missed(row: Row) -> bool:
 
 
 def line(row: Row) -> str:
-    """Return a row of the table; a number beyond its target says so."""
+    """Return a row of the table; a missed target is marked."""
     target = "-"
     measured = row.measured if isinstance(row.measured, str) else f"{number(row.measured)}"
     for sign, bound in (("at most", row.most), ("at least", row.least)):
@@ -112,7 +112,7 @@ def line(row: Row) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with as many digits as mean something."""
+    """Return a number with its meaningful digits."""
     return (
         f"{value:.3f}"
         if abs(value) < 10

@@ -1,4 +1,4 @@
-"""CPU time of augmentation, beside torchvision's chain on Pillow images."""
+"""CPU time of augmentation, compared with torchvision's transforms on Pillow images."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def photographs(number: int, size: int) -> np.ndarray:
-    """Return uint8 images [N, S, S, 3] that are as smooth as photographs."""
+    """Return uint8 images [N, S, S, 3] with the smoothness of photographs."""
     coarse = np.random.default_rng(0).integers(0, 256, (number, 9, 9, 3), dtype=np.uint8)
     bicubic = Image.Resampling.BICUBIC
     return np.stack([np.asarray(Image.fromarray(c).resize((size, size), bicubic)) for c in coarse])
 
 
 def pillow_chain(size: int, *, colours: bool) -> transforms.Compose:
-    """Return the per-image chain of FedDG benchmarks, with its jitter if ``colours``."""
+    """Return the per-image transforms of FedDG benchmarks, with their jitter if ``colours``."""
     jitter = [transforms.ColorJitter(0.3, 0.3, 0.3, 0.3), transforms.RandomGrayscale(0.1)]
     return transforms.Compose(
         [
@@ -44,7 +44,7 @@ def pillow_chain(size: int, *, colours: bool) -> transforms.Compose:
 
 
 def normaliser(size: int, layout: torch.memory_format) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return normalisation in one pass, whole images of constants being faster than broadcasts."""
+    """Return normalisation in one pass; full-size constants are faster than broadcasts."""
     mean, std = (torch.tensor(v).view(1, 3, 1, 1).expand(1, 3, size, size) for v in (MEAN, STD))
     scale, shift = (v.contiguous(memory_format=layout) for v in (1 / std, -mean / std))
     return lambda images: torch.addcmul(shift, images, scale)
@@ -55,7 +55,7 @@ def augmentation() -> Iterator[Row]:
     """Batches of 32 images of 128 px, from a mapped store, over torchvision's chain on Pillow
     images in memory; both normalise."""
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every worker does
+    keep_freed_memory()  # as in every worker
     images = photographs(IMAGES, SIZE)
     pictures = [Image.fromarray(image) for image in images]
     generator = torch.Generator().manual_seed(0)

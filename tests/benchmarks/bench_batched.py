@@ -1,4 +1,4 @@
-"""What clients that step together cost beside clients that train one by one."""
+"""Cost of clients that train together, compared with clients that train one by one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FRAMES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "digits4, 16 images, batches of 8": ("digits4", 16, {"train": {"batch_size": 8}}),
     "RMNIST, 128 images, batches of 64": ("rmnist", 128, {}),
 }
-"""Data set whose recipe `quick` it is, images of a client, settings."""
+"""Data set (with recipe `quick`), images per client, settings."""
 
 
 def local_training(
     dataset: str, images: int, settings: dict[str, Any], clients: str
 ) -> Callable[[], object]:
-    """Return what makes the local training of a round of FedAvg, in this process."""
+    """Return a function that runs a round of FedAvg's local training in this process."""
     given = {**settings, "partition": {"clients": CLIENTS}, "engine": {"clients": clients}}
     request = Request("fedavg", dataset=dataset, recipe="quick", settings=given)
     plan = request.plan(check=False)[0]
@@ -101,25 +101,25 @@ def digits4(clients: str) -> Run:
 
 
 def mean_weights(run: Run, names: Sequence[str], number: int, weights: Weights) -> Weights:
-    """Return the mean of what clients make of weights in a round, in double precision."""
+    """Return the mean of the clients' new weights in a round, in double precision."""
     tasks = (Task(name, "fit", number, weights, {}) for name in names)
     replies = [reply.value.weights for reply in run.executor.map(tasks)]
     return {n: torch.stack([r[n].double() for r in replies]).mean(dim=0) for n in weights}
 
 
 def distance(one: Weights, other: Weights) -> float:
-    """Return the Euclidean distance of two sets of weights."""
+    """Return the Euclidean distance between two sets of weights."""
     return sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5
 
 
 def neighbour(value: Tensor, draws: torch.Generator) -> Tensor:
-    """Move each number up or down to the next that there is."""
+    """Move each number up or down to the adjacent float."""
     up = torch.rand(value.shape, generator=draws) < 0.5
     return value.nextafter(torch.where(up, torch.inf, -torch.inf))
 
 
 def one_step(images: int, size: int) -> dict[str, Callable[[], object]]:
-    """Return a step of 10 clients without our own code, one by one and together."""
+    """Return a step of 10 clients in PyTorch alone, one by one and together."""
     net = nn.Sequential(small_cnn(), nn.Linear(128, 10)).to(memory_format=torch.channels_last)
     weights = dict(net.named_parameters())
     stacks = {n: w.detach().expand(CLIENTS, *w.shape).contiguous() for n, w in weights.items()}

@@ -1,4 +1,4 @@
-"""What a reply costs the driver, and with how many workers it is all that the driver does."""
+"""The driver's cost per reply, and the number of workers that keep the driver busy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPLIES, REPEATS, A_MACHINE = 8, 5, 8
 
 
 class Costs(NamedTuple):
-    """CPU seconds of one model's messages, and its MiB."""
+    """CPU seconds for the messages of one model, and its size in MiB."""
 
     mib: float
     encode: float
@@ -34,7 +34,7 @@ class Costs(NamedTuple):
 
 
 class Encoded:
-    """Stands in for the executor: every task is answered by the same bytes."""
+    """Replaces the executor: answers every task with the same bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.memories = data, dict[str, Any]()
@@ -45,7 +45,7 @@ class Encoded:
 
 
 def costs(backbone: str) -> Costs:
-    """Return what FedAvg's messages cost the driver, medians of some rounds of 8 replies."""
+    """Return the driver's costs for FedAvg's messages, medians over rounds of 8 replies."""
     settings = RunSettings.model_validate(
         {
             "method": "fedavg",
@@ -92,7 +92,7 @@ def simulate(workers: int, clients: int, work: float, reply: float) -> float:
 
 
 def tree(workers: int, clients: int, work: float, reply: float) -> float:
-    """Return the seconds if each machine of 8 workers sums its replies and sends the sum."""
+    """Return the seconds if each machine of 8 workers sums its replies and sends one sum."""
     machines = max(1, workers // A_MACHINE)
     below = simulate(min(workers, A_MACHINE), -(-clients // machines), work, reply)
     return below + (machines * reply if machines > 1 else 0.0)

@@ -1,4 +1,4 @@
-"""The federated loop against a plain loop in PyTorch and against pfl-research."""
+"""The federated loop compared with a plain PyTorch loop and with pfl-research."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from feddg_bench.models.networks import small_cnn
 from tests.benchmarks.rows import Row, benchmark, interval, pairs
 
 PEERS = Path(__file__).parents[2] / ".peers"
-"""Where `make peers` installs pfl-research, apart from everything else."""
+"""Folder in which `make peers` installs pfl-research, isolated from everything else."""
 COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale", "flip")
 UNCHANGED = {**dict.fromkeys(COLOURS, 0), "crop_scale": None}
 REPEATS, LR, CLASSES = 15, 1e-3, 7
@@ -41,7 +41,7 @@ def mlp() -> Backbone:
 def own(
     make: Callable[[], Backbone], federation: Federation, layer: dict[str, Any]
 ) -> tuple[Callable[[], object], SerialExecutor]:
-    """Return our next round of FedAvg with all clients, and what it runs on."""
+    """Return a function for the suite's next round of FedAvg with all clients, and its executor."""
     settings = RunSettings.model_validate(
         {
             "method": "fedavg",
@@ -69,12 +69,12 @@ def own(
         uplink=method.uplink,
     )
     rounds = federate(method, server, lambda _: {}, rounds=10**6, every=10**6)
-    next(rounds)  # before round 1
+    next(rounds)  # the result before round 1
     return lambda: next(rounds), executor
 
 
 class Plain(nn.Module):
-    """A network that maps images in [0, 1] to [-1, 1] first, as our backbones do."""
+    """A network that first maps images from [0, 1] to [-1, 1], like our backbones."""
 
     def __init__(self, body: nn.Module, width: int, size: int, classes: int = CLASSES) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 def plain_round(
     net: nn.Module, optimizer: torch.optim.Optimizer, clients: int, batches: Batches
 ) -> Callable[[], None]:
-    """Return a round of FedAvg without a framework: weights are reset and averaged in place."""
+    """Return a round of FedAvg without a framework; weights are reset and averaged in place."""
     weights = [parameter.data for parameter in net.parameters()]
     received = [tensor.clone() for tensor in weights]
     mean = [torch.zeros_like(tensor) for tensor in weights]
@@ -118,7 +118,7 @@ def plain_round(
 
 
 def rows(what: str, times: dict[str, list[float]], name: str, over: str, **target: Any) -> Row:
-    """Return the ratio of two works, whose name ends with the interval of its median."""
+    """Return the CPU-time ratio of two works; the row's name ends with the median's interval."""
     ratio, low, high = interval([a / b for a, b in zip(times[name], times[over], strict=True)])
     return Row(f"{what} (interval {low:.3f} to {high:.3f})", ratio, **target)
 
@@ -190,7 +190,7 @@ def digits() -> Iterator[Row]:
 def pfl_round(
     net: Plain, pixels: Tensor, labels: Tensor, index: Sequence[Tensor], batch: int
 ) -> Callable[[], object] | None:
-    """Return the next round of pfl-research's simulation of FedAvg; ``None`` if it is not there."""
+    """Return the next round of pfl-research's FedAvg simulation; ``None`` if not installed."""
     sys.path.append(str(PEERS))
     try:
         with warnings.catch_warnings():

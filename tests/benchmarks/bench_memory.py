@@ -1,4 +1,4 @@
-"""Memory: of a worker on PACS, and against the number of clients."""
+"""Memory of a worker on PACS, and memory by number of clients."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def worker_memory() -> Iterator[Row]:
 
 
 def worker(method: str, folds: bool) -> float:
-    """Return the peak resident MiB of a worker in PACS's frame."""
+    """Return the peak resident MiB of a worker in the PACS setup."""
     run = pacs_run(method, clients=3, settings=FOLDED if folds else {})
     each = rounds(run)
-    for _ in range(3):  # the first is before round 1
+    for _ in range(3):  # the first result is before round 1
         next(each)
     index = np.resize(np.arange(171), 256)
     run.executor.worker.evaluate(run.server.weights, index)  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def plain_memory() -> Iterator[Row]:
 
 
 def plain() -> None:
-    """Print the peak resident MiB of a plain loop, and the MiB that autograd keeps."""
+    """Print the peak resident MiB of a plain loop, and the MiB kept by autograd."""
     net = mobilenet_v2(num_classes=7).eval()
     for block in [m for m in net.modules() if isinstance(m, nn.Sequential)]:
         for (name, one), (other, two) in pairwise(list(block.named_children())):
@@ -128,7 +128,7 @@ def run_memory() -> Iterator[Row]:
 
 
 def whole_run(method: str) -> float:
-    """Return the largest sum of the processes' proportional memory in MiB, seen every 0.1 s."""
+    """Return the peak sum of the processes' proportional memory in MiB, sampled every 0.1 s."""
     with closing(ProcessExecutor(2)) as executor:
         run = pacs_run(method, clients=4, settings=FOLDED, executor=executor)
         most, over = [0.0], threading.Event()
@@ -140,7 +140,7 @@ def whole_run(method: str) -> float:
         thread = threading.Thread(target=watch)
         thread.start()
         each = rounds(run)
-        for _ in range(3):  # the first is before round 1
+        for _ in range(3):  # the first result is before round 1
             next(each)
         part = np.resize(np.arange(171), 128)
         deque(executor.evaluate(run.server.weights, [part, part]), maxlen=0)
@@ -150,7 +150,7 @@ def whole_run(method: str) -> float:
 
 
 def descendants(process: int) -> list[int]:
-    """Return a process and all that it has started."""
+    """Return a process and all its descendants."""
     return [process, *(p for child in children(process) for p in descendants(child))]
 
 
@@ -163,7 +163,7 @@ def proportional(process: int) -> float:
 
 
 def apart(code: str) -> str:
-    """Return what code prints that knows this module's names, in a process of its own."""
+    """Return the output of code with this module's names, run in a separate process."""
     command = [sys.executable, "-c", f"from {__name__} import *\n{code}"]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -177,7 +177,7 @@ def peak(clients: int, store: Path) -> float:
         "federation": {"rounds": 2, "per_round": 20},
     }
     (plan,) = Request(scenario="ip-o-c", settings=settings).plan(check=False)
-    # Twenty clients a round train on as many images in both: only their number differs.
+    # In both cases twenty clients a round train on equally many images: only their number differs.
     sizes = IMAGES // 2000
     parts = np.arange(2000 * sizes).reshape(2000, sizes)[:clients]
     names = {f"client_{i:04}": part for i, part in enumerate(parts)}

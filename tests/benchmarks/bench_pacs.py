@@ -1,4 +1,4 @@
-"""Training and evaluation on PACS's frame, and what methods cost beside FedAvg."""
+"""Training and evaluation in the PACS setup, and costs of methods relative to FedAvg."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ COSTS: dict[str, tuple[float | None, str]] = {
     "moon": (1.85, "forward through two more models: 1 + 2/3"),
     "pardon": (2.3, "originals and restyled images, a triplet loss"),
 }
-"""Largest CPU time of a round over FedAvg's, and its reason; `OTHERS` for the other methods."""
+"""Maximum CPU time of a round relative to FedAvg, and the reason; `OTHERS` for other methods."""
 OTHERS = 1.1
 TOGETHER = 5
-"""Methods that take turns with one FedAvg: with more, a slow minute would fall on one side."""
+"""Number of methods that alternate with one FedAvg; more would let slow minutes bias a ratio."""
 
 
 @benchmark
@@ -151,7 +151,7 @@ def transfers() -> Iterator[Row]:
 
 
 def step(run: Any) -> Callable[[], RoundResult]:
-    """Return a function that makes the run's next round; those before the first are made."""
+    """Return a function that runs the next round; the rounds before the first are already run."""
     each = rounds(run)
     next(each)
     return lambda: next(each)
@@ -159,7 +159,7 @@ def step(run: Any) -> Callable[[], RoundResult]:
 
 EIGHT = ("fedavg", "fedprox", "fedsr", "fedgma", "feddg_ga", "fpl", "ccst", "pardon")
 IMAGES = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
-"""Of PACS, by domain."""
+"""Number of PACS images by domain."""
 SEEDS, SCHEMES, CORES, CLIENT = 3, 4, 2, 57
 
 
@@ -198,7 +198,7 @@ def _seconds(method: str, recipe: str) -> float:
     worker.evaluate(run.server.weights, index)
     training = min(cpu(go_on) for _ in range(2)) / 2
     image = cpu(lambda: worker.evaluate(run.server.weights, index)) / len(index)
-    # Of each scheme two domains are val and test, and a share of the other two is id_val.
+    # In each scheme two domains are val and test, and a share of the other two is id_val.
     measured = sum(IMAGES.values()) * (0.5 + 0.5 * settings.data.id_val_fraction)
     last = settings.federation.rounds
     evaluation = settings.evaluation

@@ -1,4 +1,4 @@
-"""Peak memory of the server's step, in copies of the model."""
+"""Peak memory of the server's step, in model copies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def server_memory() -> Iterator[Row]:
 
 
 class Answering:
-    """Stands in for the executor: answers each task with the global model and some noise."""
+    """Replaces the executor: answers each task with the global model plus noise."""
 
     workers = 1
 
@@ -62,7 +62,7 @@ class Answering:
 
 
 def measure(name: str, clients: int, backbone: str, projection: int) -> tuple[float, float, float]:
-    """Return the MiB that a round takes at its peak, the MiB of the model, and seconds."""
+    """Return a round's peak memory in MiB, the model's size in MiB, and the seconds."""
     keep_freed_memory()  # as in a run
     settings = RunSettings.model_validate(
         {
@@ -101,6 +101,6 @@ def measure(name: str, clients: int, backbone: str, projection: int) -> tuple[fl
 
 
 def resident_mib() -> float:
-    """Return this process's resident memory now (Linux)."""
+    """Return the current resident memory of this process (Linux)."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20

@@ -1,4 +1,4 @@
-"""What a command costs before it trains."""
+"""Cost of a command before it trains."""
 
 from __future__ import annotations
 

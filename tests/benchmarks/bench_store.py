@@ -1,4 +1,4 @@
-"""The decoded store: how fast it is built and read, and what a reader keeps in memory."""
+"""The decoded store: speed of building and reading, and a reader's memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def store() -> Iterator[Row]:
 
 
 def apart(task: str, images: np.memmap, *numbers: int) -> list[float]:
-    """Return the numbers that one of the functions below gives in a process of its own."""
+    """Return the result of a function below, called in a separate process."""
     arguments = [str(images.filename), *numbers]
     code = f"from {__name__} import *; print(*{task}(*{arguments!r}))"
     done = subprocess.run(
@@ -88,7 +88,7 @@ def make_images(folder: Path, images: int) -> None:
 
 
 def read(path: str, size: int) -> tuple[float, float]:
-    """Read every image once; return images a second and the MiB that it took."""
+    """Read every image once; return images per second and the required MiB."""
     before = anonymous_mib()
     images = np.memmap(path, dtype=np.uint8, mode="r", shape=(IMAGES, size, size, 3))
     order = np.random.default_rng(0).permutation(len(images))
@@ -103,7 +103,7 @@ def read(path: str, size: int) -> tuple[float, float]:
 
 
 def grown(path: str, size: int, count: int) -> tuple[float]:
-    """Train for a local epoch on the first images; return by how many MiB the memory grew."""
+    """Train for a local epoch on the first images; return the growth of memory in MiB."""
     settings = {
         "data": {"image_size": size},
         "backbone": {"name": "small_cnn", "pretrained": False},
@@ -116,11 +116,11 @@ def grown(path: str, size: int, count: int) -> tuple[float]:
     federation = Federation(Path(path), size, labels, {"only": np.arange(count)}, (), 2)
     run = start(plan, federation, SerialExecutor(), Resources())
     before = anonymous_mib()
-    train(run)  # freed memory is kept for reuse, so that what is held at the end is the most
+    train(run)  # freed memory is kept for reuse, so the final memory is the peak
     return (anonymous_mib() - before,)
 
 
 def anonymous_mib() -> float:
-    """Return this process's resident memory without pages of files."""
+    """Return this process's resident memory without file pages, in MiB."""
     status = Path("/proc/self/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def digits() -> dict[str, list[np.ndarray]]:
-    """Return one row a domain: a digit of each class, twice its size."""
+    """Return one row per domain: a digit of each class, at twice its size."""
     dataset = load_dataset("digits4")()
     return {
         domain: [dataset.read(first(dataset, domain, label), 64) for label in range(10)]
@@ -49,7 +49,7 @@ def digits() -> dict[str, list[np.ndarray]]:
 
 
 def transfers(root: Path, weights: str) -> dict[str, list[np.ndarray]]:
-    """Return one row a domain: three images, each as it is, then by both presets."""
+    """Return one row per domain: three images, each unchanged and restyled by both presets."""
     dataset = load_dataset("pacs")(root)
     backends = [prepared(dataset, weights, preset) for preset in ("released", "paper")]
     rows = {}
@@ -91,7 +91,7 @@ def first(dataset: DomainDataset, domain: str, label: int) -> int:
 
 
 def sheet(rows: Mapping[str, list[np.ndarray]], columns: Sequence[str] = ()) -> Image.Image:
-    """Return images side by side on white, with the name of each row and column."""
+    """Return a sheet of images on white, with the names of rows and columns."""
     images = list(rows.values())
     side = images[0][0].shape[0] + GAP
     font = ImageFont.load_default(14)

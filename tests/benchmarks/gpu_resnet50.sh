@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# ResNet-50 in PARDON's frame on random images of PACS's size: 100 clients of 57, 20 a round, 224 px.
-# Prints seconds by phase and the share of the measured peak, in float32, TF32, bfloat16, and bfloat16
-# with cuDNN's fastest algorithms. Needs a CUDA device, no data and no weights. Method: the first
-# argument, fedavg by default.
+# ResNet-50 in PARDON's setup on random images of PACS's size: 100 clients with 57 images each, 20
+# per round, 224 px. Prints seconds by phase and the share of the measured peak, in float32, TF32,
+# bfloat16, and bfloat16 with cuDNN's fastest algorithms. Requires a CUDA device, but no data and no
+# weights. The first argument is the method, fedavg by default.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=.venv/bin/python

@@ -1,8 +1,8 @@
-"""What a benchmark is: a function that measures, and yields rows of one table.
+"""Benchmarks: functions that measure and yield rows of one table.
 
-A row is a function decorated with `benchmark` in any ``bench_*.py`` of this folder; its docstring
-says how it measures. It runs in a process of its own, on one thread. Measure ratios of CPU time, of
-works that take turns, so that a busy machine slows both alike.
+A benchmark is a function decorated with `benchmark` in any ``bench_*.py`` of this folder; its
+docstring says how it measures. It runs in a separate process, on one thread. Measure ratios of CPU
+times of alternating works, so that a busy machine slows all of them equally.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Row(NamedTuple):
     """One row of the table.
 
     Attributes:
-        what: What was measured.
-        measured: A number, or a sentence where nothing could be measured.
-        most: The target: the number should not be above it. ``None`` for none.
-        least: Likewise, not below it.
-        unit: What follows the number.
-        why: Reason of the cost, or of a missed target, in a line.
+        what: Measured quantity.
+        measured: A number, or a sentence if nothing could be measured.
+        most: Target: the number should be at most this. ``None`` for no target.
+        least: Likewise, at least this.
+        unit: Unit after the number.
+        why: Reason for the cost, or for a missed target, in one line.
     """
 
     what: str
@@ -43,11 +43,11 @@ class Row(NamedTuple):
 
 Benchmark = Callable[[], Iterator[Row]]
 ALL: dict[str, Benchmark] = {}
-"""Every benchmark of the modules imported so far, by its function's name."""
+"""All benchmarks of the imported modules, by function name."""
 
 
 def benchmark(measure: Benchmark) -> Benchmark:
-    """Put a function's rows into the table."""
+    """Register a function as a benchmark."""
     ALL[measure.__name__] = measure
     return measure
 
@@ -60,7 +60,7 @@ def cpu(work: Callable[[], object]) -> float:
 
 
 def pairs(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each work, each time in turn, after one turn as warm-up."""
+    """Return the CPU seconds of each work; works alternate, after one warm-up each."""
     for work in works.values():
         work()
     times = [{name: cpu(work) for name, work in works.items()} for _ in range(repeats)]
@@ -68,7 +68,7 @@ def pairs(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, lis
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median with an interval of at least 95 %, from order statistics."""
+    """Return the median and its interval of at least 95 %, from order statistics."""
     ordered = sorted(values)
     count, rank, left = len(ordered), 0, 0.025 * 2 ** len(ordered)
     while rank < count // 2 and (left := left - math.comb(count, rank)) >= 0:
@@ -78,11 +78,11 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratios(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the CPU time of each work over the first one's: medians, taken in turns.
+    """Return the median CPU-time ratio of each work to the first; works alternate.
 
     Args:
-        works: By name; each is done once more before, as warm-up.
-        repeats: How often each is measured.
+        works: By name; each also runs once before, as warm-up.
+        repeats: Number of measurements of each.
     """
     times = pairs(works, repeats)
     first = next(iter(times.values()))
@@ -100,15 +100,15 @@ def pacs_run(
     settings: dict[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> Run:
-    """Return a run in the frame of the recipe ``quick`` on PACS.
+    """Return a run in the setup of the recipe ``quick`` on PACS.
 
     Images and weights are random, and all clients take part. PARDON and CCST restyle colours.
 
     Args:
         method: Its name.
         clients: N.
-        images: Of a client.
-        settings: Further ones, such as ``{"train.batch_size": 16}``.
+        images: Images per client.
+        settings: Further settings, such as ``{"train.batch_size": 16}``.
         executor: Where clients train; by default in this process.
     """
     frame: dict[str, Any] = {
@@ -130,5 +130,5 @@ def pacs_run(
 
 
 def rounds(run: Run) -> Iterator[RoundResult]:
-    """Yield what rounds without an evaluation do, the first being before round 1."""
+    """Yield the results of rounds without evaluation; the first is before round 1."""
     return federate(run.method, run.server, lambda _: {}, rounds=10**6, every=10**6)

@@ -1,4 +1,4 @@
-"""What all tests of data sets share."""
+"""Shared fixture of the data-set tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_other_roots(monkeypatch, tmp_path):
-    """Let nothing but the test say where data are."""
+    """Let only the test set data roots."""
     monkeypatch.delenv("FEDDG_DATA", raising=False)
     monkeypatch.delenv("FEDDG_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

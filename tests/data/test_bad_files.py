@@ -1,4 +1,4 @@
-"""Files that a data set should not hold: each is one sentence, and nothing hangs or runs."""
+"""Unsuitable files in a data set: each gives one sentence, and nothing hangs or is executed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_folder_that_may_not_be_read(root):
 
 
 def test_no_program_is_started(root, tmp_path, monkeypatch):
-    """Pillow gives EPS to Ghostscript."""
+    """Pillow passes EPS files to Ghostscript."""
     program = tmp_path / "bin" / "gs"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
@@ -134,7 +134,7 @@ def test_transparent_pixels_become_white_or_keep_their_colour(tmp_path, mode, en
 
 
 def test_half_transparent_pixels_are_mixed_with_white(tmp_path):
-    Image.new("RGBA", (8, 8), (200, 100, 0, 51)).save(tmp_path / "half.png")  # a fifth of it
+    Image.new("RGBA", (8, 8), (200, 100, 0, 51)).save(tmp_path / "half.png")  # opacity 1/5
     white = read_image(tmp_path / "half.png", 8, background="white")
     assert white[0, 0].tolist() == [255 - (255 - v) // 5 for v in (200, 100, 0)]
 
@@ -164,7 +164,7 @@ def test_an_opaque_image_with_alpha_is_not_transparent(tmp_path):
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
 @pytest.mark.parametrize("orientation", range(10))
 def test_orientation_is_followed_if_asked(tmp_path, ending, orientation):
-    """As Pillow does it; a value outside 1 to 8 turns nothing."""
+    """Pillow is the reference; values outside 1 to 8 turn nothing."""
     pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -248,7 +248,7 @@ def test_an_image_in_memory_is_treated_like_its_file(tmp_path):
     for how in ({}, {"background": "white"}, {"exif": True}, {"background": "white", "exif": True}):
         with Image.open(path) as opened:
             assert np.array_equal(pixels_of(opened, 8, **how), read_image(path, 8, **how))
-            assert opened.info["transparency"] == 0  # the caller's image stays as it is
+            assert opened.info["transparency"] == 0  # the caller's image is unchanged
         assert np.array_equal(pixels_of(path, 8, **how), read_image(path, 8, **how))
     assert len({pixels_of(path, 8, **how).tobytes() for how in ({}, {"exif": True})}) == 2
     with pytest.raises(DataError, match="an image cannot be decoded"):

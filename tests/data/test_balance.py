@@ -1,4 +1,4 @@
-"""Sentences on tiny domains, missing classes and imbalance, where a user's data set has them."""
+"""Warnings about tiny domains, missing classes and imbalance in a user's data set."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_planned_run_says_each_once(
     ]
     _say_once.cache_clear()
     Request(scenario="ip-o-c").plan()
-    assert len(caplog.records) == len(lines)  # nothing on a published data set
+    assert len(caplog.records) == len(lines)  # no warning about a published data set
 
 
 def test_the_check_of_a_folder_reports_them(root: Path) -> None:

@@ -60,7 +60,7 @@ def test_images_have_the_size_asked_for(digits, size):
 
 
 def test_pixels_are_the_same_on_every_machine(sample):
-    # Computed once; whoever changes the drawing raises Digits4.version and this value.
+    # Computed once. If the drawing changes, raise Digits4.version and replace this value.
     digest = hashlib.blake2b(sample[0].tobytes(), digest_size=8).hexdigest()
     assert digest == "906fd8608a053328"
     assert Digits4.version == 1

@@ -1,4 +1,4 @@
-"""The doctor: clean on a whole copy, and each planted fault is found and named."""
+"""The doctor: a complete copy is clean, and each planted fault is found and named."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def drop_class(root: Path) -> None:
 def truncate(root: Path) -> None:
     path = sorted((root / "cartoon" / "horse").iterdir())[0]
     content = path.read_bytes()
-    path.unlink()  # it may be a link
+    path.unlink()  # it can be a link
     path.write_bytes(content[: len(content) // 2])
 
 
 def duplicate(root: Path) -> None:
-    """Replace a photo by a copy of a painting."""
+    """Replace a photo with a copy of a painting."""
     copied = sorted((root / "art_painting" / "dog").iterdir())[0]
     path = sorted((root / "photo" / "dog").iterdir())[0]
     path.unlink()
@@ -131,7 +131,7 @@ def real(test_data) -> Path:
 
 
 def link(real: Path, root: Path, most: int) -> Path:
-    """Make a copy of links to the first images of each class."""
+    """Make a copy with links to the first images of each class."""
     for folder in real.glob("*/*"):
         into = root / folder.relative_to(real)
         into.mkdir(parents=True)
@@ -154,7 +154,7 @@ def test_the_real_pacs_is_clean(real, tmp_path):
 
 
 def pictures(root: Path) -> dict[str, Finding]:
-    """Return what is found besides the small number of images."""
+    """Return all findings except the small number of images."""
     found = examine(PACS(root))
     assert "every picture" in found.compared[-1]
     texts = [f for f in found.findings if "shown by no file" not in f.text and f.kind != "count"]
@@ -257,7 +257,7 @@ def test_every_count_that_differs_is_named(copy):
 
 
 def test_a_misspelt_class_is_asked_for(copy):
-    for spelt in ("guitars", "gitarre", "laute"):  # the last by its number of images
+    for spelt in ("guitars", "gitarre", "laute"):  # the last is recognised by its number of images
         (copy / "photo" / "guitar").rename(copy / "photo" / spelt)
         (text,) = [finding.text for finding in examine(TinyPACS(copy)).findings]
         assert f"is it the folder {spelt} in {copy / 'photo'}? Rename that to guitar" in text
@@ -296,7 +296,7 @@ def test_other_files_change_nothing_but_are_told(copy):
     found = examine(TinyPACS(copy))
     assert found.findings == []
     (note,) = found.notes
-    assert note == "1 other file is not read: README.txt"  # the others are a system's
+    assert note == "1 other file is not read: README.txt"  # the others are system files
 
 
 def test_a_duplicate_under_another_label_is_told_as_such(copy):
@@ -335,7 +335,7 @@ def test_published_duplicates_are_no_finding(copy):
     [
         (lambda text: text.replace("split", "part", 1), "no column 'split'"),
         (lambda text: text.replace("photo/dog/pic_000", "photo/dog/pic_999"), "has no image"),
-        (lambda text: text.replace("val,art", "train,art"), None),  # a lodo file
+        (lambda text: text.replace("val,art", "train,art"), None),  # a LODO file
         (lambda text: text.replace("val,art_painting,dog", "test,art_painting,dog"), "fits no"),
         (lambda text: text.replace("train,sketch", "val,sketch"), "fits no scenario"),
         (lambda text: text.rsplit("\n", 2)[0], "lacks 1 of"),
@@ -415,7 +415,7 @@ def test_the_signatures_of_pacs_are_small_and_those_of_the_clean_copy(real):
     assert [path.rpartition(".")[0] for path in dataset.records().paths] == [*signatures.names]
     for index in range(0, 9991, 500):
         bits, colour = signature(dataset.read(index, 64))
-        assert np.unpackbits(bits ^ signatures.hashes[index]).sum() <= 1  # the last bit of a cosine
+        assert np.unpackbits(bits ^ signatures.hashes[index]).sum() <= 1  # a cosine's last bit
         assert np.array_equal(colour, signatures.colours[index])
 
 

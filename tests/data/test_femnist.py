@@ -1,4 +1,4 @@
-"""FEMNIST: writers as domains, read from its table, with the published splits."""
+"""FEMNIST: writers as domains, read from its table with the published splits."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def archive(tmp_path_factory):
 
 @pytest.fixture
 def made(archive, tmp_path):
-    """Return a copy that may be changed."""
+    """Return a copy that tests may change."""
     return shutil.copytree(archive, tmp_path / "data", copy_function=os.link)
 
 
 def edit(made, old, new):
-    """Replace a text in the table, at its first place."""
+    """Replace the first occurrence of a text in the table."""
     file = made / "femnist_v1.0" / "metadata.csv"
     text = file.read_text()
     assert old in text
-    file.unlink()  # not the original's bytes
+    file.unlink()  # a hard link: do not change the original's bytes
     file.write_text(text.replace(old, new, 1))
 
 

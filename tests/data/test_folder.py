@@ -1,4 +1,4 @@
-"""Folder: domains and classes are those on disk, and no two folders are taken for one."""
+"""Folder: domains and classes are those on disk, and no two folders are confused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_two_objects_do_not_share_names(made, tmp_path):
 
 
 NFC, NFD = "\u00e9tang", "e\u0301tang"
-"""The same name, as Windows and Linux usually store it and as a Mac does."""
+"""The same name as usually stored by Windows and Linux (NFC) and by macOS (NFD)."""
 
 
 def test_one_class_in_two_unicode_forms_is_one_class(made):
@@ -117,7 +117,7 @@ def test_two_forms_of_a_name_in_one_folder_are_refused(made):
     ],
 )
 def test_folders_of_a_system_are_no_data(made, name):
-    """Neither as a domain, nor as a class; their files are not counted as skipped."""
+    """They are neither domains nor classes, and their files are not counted as skipped."""
     before = Folder(made)
     image(made, name, "S-1-5-21-1000", "1.png")
     image(made, "night", name, "1.png")
@@ -136,7 +136,7 @@ def test_a_folder_that_may_not_be_read_is_one_message(made, place, mode, monkeyp
     locked = made / place
     if os.geteuid() != 0:
         locked.chmod(mode)
-    else:  # root may read everything
+    else:  # root can read everything
         listed, looked = Path.iterdir, Path.is_dir
 
         def iterdir(path):

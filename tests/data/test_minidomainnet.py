@@ -1,4 +1,4 @@
-"""miniDomainNet: the lists decide what belongs to it and which images are its test images."""
+"""miniDomainNet: the lists define its images and its test images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """Return a copy of the lists beside links to the images."""
+    """Return a copy of the lists next to links to the images."""
     base = tmp_path / "domainnet"
     shutil.copytree(made / "domainnet" / "splits_mini", base / "splits_mini")
     for domain in MiniDomainNet.domains:
@@ -66,7 +66,7 @@ def test_the_total_is_checked(made):
 
 
 def line(copy, text, *, replace=None):
-    """Put a line into the first list, at its end or instead of another."""
+    """Append a line to the first list, or replace the line with number ``replace``."""
     file = copy / "domainnet" / "splits_mini" / "clipart_train.txt"
     lines = file.read_text().splitlines()
     if replace is None:

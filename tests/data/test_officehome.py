@@ -1,4 +1,4 @@
-"""Office-Home: found under the names people give its folders, checked by published counts."""
+"""Office-Home: found under its folders' usual names, checked by published counts."""
 
 from __future__ import annotations
 

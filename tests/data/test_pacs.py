@@ -1,4 +1,4 @@
-"""PACS: found under every name people give its folders, checked by counts."""
+"""PACS: found under all usual names of its folders, checked by counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted worlds: what their tables promise, the images keep."""
+"""Planted worlds: the images follow their tables."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_there_are_seven_worlds() -> None:
 @pytest.mark.parametrize(
     ("name", "answers"),
     [
-        # By hand: the cue of the training domains is right in 0.9, more than the grating's 0.75;
-        # on the test domain the cue names the class in (1 - 0.9) / 3.
+        # By hand: the cue of the training domains is right with probability 0.9, more than the
+        # grating's 0.75; on the test domain it names the class with probability (1 - 0.9) / 3.
         ("planted_tint", (0.75, 0.1 / 3, 0.9)),
         ("planted_place", (0.75, 0.1 / 3, 0.9)),
         ("planted_texture", (0.75, 0.1 / 3, 0.9)),
         ("planted_hard", (0.75, 0.1 / 3, 0.9)),
         ("planted_null", (0.75, 0.75, 0.75)),
         ("planted_style", (1.0, 1.0, 1.0)),
-        # ERM's rule never predicts the rare classes c and d: y = a is right for s of a, c and d
-        # (0.6 + 2 x 0.4 / 3), y = b for s of b alone; either is a thirtieth of the test domain.
+        # ERM's rule never predicts the rare classes c and d: y = a is right for s = a, c or d
+        # (0.6 + 2 x 0.4 / 3), y = b for s = b only; each is a thirtieth of the test domain.
         ("planted_label", (0.6, (0.6 + 0.8 / 3 + 0.6) / 30, 0.9)),
     ],
 )
@@ -60,7 +60,7 @@ def test_answers_by_hand(name: str, answers: tuple[float, float, float]) -> None
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("scenario", ["ot-h-f", "hf-o-t", "tf-h-o"])
 def test_answers_agree_with_a_simulation_of_the_world(name: str, scenario: str) -> None:
-    """Draw class and cues one after the other, as the text says, and count."""
+    """Draw class and cues in turn, as documented, and count."""
     made, rng, n = world(name), np.random.default_rng(0), 200_000
     own = made.settings.model_dump()
     (roles,) = scenarios("ltdo", made.domains, made.letters, scenario)
@@ -90,7 +90,7 @@ def test_answers_agree_with_a_simulation_of_the_world(name: str, scenario: str) 
     assert np.mean(s == y) == pytest.approx(found["invariant"], abs=0.006)
     assert np.mean(rule((y, s, h))[s, h] == y) == pytest.approx(found["best"], abs=0.006)
     ties = name in ("planted_tint", "planted_place", "planted_texture", "planted_hard")
-    if not (ties and scenario != "ot-h-f"):  # nearly equal cues: a sample may choose either
+    if not (ties and scenario != "ot-h-f"):  # with nearly equal cues, a sample can choose either
         assert np.mean(rule(*seen)[s, h] == y) == pytest.approx(found["erm"], abs=0.006)
 
 
@@ -103,8 +103,8 @@ def test_the_default_scenario_is_the_worst_for_erm(name: str) -> None:
 
 
 def tint_rule(v: float, scale: float = 1.0) -> tuple[Any, Any]:
-    """Return logits and probabilities [y, s, h] of a rule for tints: ERM's at v = 1, at 0 the
-    invariant one."""
+    """Return logits and probabilities [y, s, h] of a rule for tints: ERM's rule at v = 1, the
+    invariant rule at v = 0."""
     made = world("planted_tint")
     seen = (made.table("one") + made.table("two")) / 2
     logits = scale * np.log(4 * (seen.sum(2)[:, :, None] * (4 * seen.sum(1)[:, None]) ** v))
@@ -112,10 +112,10 @@ def tint_rule(v: float, scale: float = 1.0) -> tuple[Any, Any]:
 
 
 def on_training_domains(v: float, scale: float = 1.0) -> tuple[Any, Any, Any]:
-    """Return each domain's risk, its slope by the scale, and its gradient by a linear head.
+    """Return each domain's risk, its derivative by the scale, and gradient terms of a linear head.
 
-    The head's features are 1 for s, 1 for h and a bias; in place of the gradient stand its square
-    and the mean square of an image's.
+    The head's features are one-hot s, one-hot h and a bias. Of the gradient, it returns the mean
+    squared distance from its mean over domains, and the mean square for single images.
     """
     logits, p = tint_rule(v, scale)
     tables = [world("planted_tint").table(domain) for domain in DOMAINS[:2]]
@@ -152,17 +152,17 @@ def test_weights_from_which_exact_penalties_undo_a_tint(
 
 
 def test_why_penalties_fail_in_the_world_of_tints() -> None:
-    """Numbers in docs/worlds.md."""
+    """Check the numbers in docs/worlds.md."""
     (erm, _, (distance, noise)) = on_training_domains(1)
     (invariant, _, (_, noisier)) = on_training_domains(0)
     assert invariant.mean() - erm.mean() == pytest.approx(0.537, abs=5e-4)
-    # IRM's penalty on the way from the constant prediction to the invariant rule
+    # IRM's penalty between the constant prediction and the invariant rule
     between = [(on_training_domains(0, a)[1] ** 2).mean() for a in np.linspace(0, 1, 101)]
     assert max(between) == pytest.approx(0.0758, abs=1e-4)
     # FedIIR's penalty in a batch of n is distance + noise / n: which n prefers the invariant rule?
     assert distance == pytest.approx(0.00076, abs=1e-5)
     assert (noisier - noise) / distance == pytest.approx(1030, abs=20)
-    # FedSR's bottleneck: nats that a cue says of the class, and those it holds beyond the class
+    # FedSR's bottleneck: nats of class information in a cue, and nats beyond the class
     made = world("planted_tint")
     seen = (made.table("one") + made.table("two")) / 2
     for axis, says, beyond in ((2, 0.55, 0.84), (1, 0.95, 0.43)):
@@ -200,7 +200,7 @@ def test_a_table_is_a_distribution_and_the_best_rule_is_best(
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_images_are_those_of_every_machine(name: str) -> None:
-    """Pixels are the same as where this test was written."""
+    """Pixels are the same as on the machine where this test was written."""
     made = world(name)
     pixels = [made.read(index, 16) for index in range(0, 16_000, 997)]
     assert all(image.shape == (16, 16, 3) and image.dtype == np.uint8 for image in pixels)
@@ -349,7 +349,7 @@ def test_a_curve_over_the_strength_of_the_invariant_cue(feddg: Callable[..., Out
 def test_a_network_with_the_invariant_cue_alone_attains_its_rule(
     feddg: Callable[..., Outcome], name: str, alone: str
 ) -> None:
-    """What stands in the way of the invariant rule is the shift, not the network or the noise."""
+    """Only the shift, not the network or the noise, keeps it from the invariant rule."""
     code, _, err = feddg("run", "--dataset", name, alone, "--results", "runs", "--workers", 1)
     assert code == 0, err
     (file,) = Path("runs/runs").glob("*.json")

@@ -1,4 +1,4 @@
-"""RotatedMNIST: the same digits in the same angles everywhere, from files that are whole."""
+"""RotatedMNIST: the same digits at the same angles on every machine, read from complete files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAIN = "train-images-idx3-ubyte"
 
 
 class TinyRotatedMNIST(RotatedMNIST):
-    """No promise of the number of digits."""
+    """RotatedMNIST without a promised number of digits."""
 
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
 
@@ -146,8 +146,8 @@ def test_the_real_digits(test_data):
     if not (test_data / "mnist").is_dir():
         pytest.skip("FEDDG_TEST_DATA has no MNIST")
     dataset = RotatedMNIST(test_data)
-    records = dataset.records()  # checks the counts of every angle and digit
-    totals = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]  # MNIST's own
+    records = dataset.records()  # also checks the counts of every angle and digit
+    totals = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]  # MNIST's own totals
     assert np.bincount(records.labels).tolist() == totals
     assert np.array_equal(np.sum(list(RotatedMNIST.counts.values()), axis=0), totals)
     assert records.labels[:5].tolist() == [5, 0, 4, 1, 9]

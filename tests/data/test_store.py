@@ -1,4 +1,4 @@
-"""Stores: right pixels, decoded once, whole or absent, whoever builds them."""
+"""Stores: correct pixels, decoded once, complete or absent, with any number of builders."""
 
 from __future__ import annotations
 
@@ -169,10 +169,10 @@ def test_of_a_large_store_blocks_at_even_distances_are_checked(many, cache, monk
     open_store(many, 8, cache)
     (path,) = files(cache / "stores")
     spoilt = bytearray(path.read_bytes())
-    spoilt[300 * 8 * 8 * 3] ^= 1  # in the second block of five
+    spoilt[300 * 8 * 8 * 3] ^= 1  # in the second of five blocks
     path.write_bytes(spoilt)
     monkeypatch.setattr(store_module, "CHECKED_BYTES", 3 * 256 * 8 * 8 * 3)
-    open_store(many, 8, cache)  # the first, third and fifth
+    open_store(many, 8, cache)  # checks the first, third and fifth
     with refused(DataError, "image 256 and 511"):
         check_store(path, Layout.of(many, 8))
 
@@ -196,7 +196,7 @@ def test_an_image_that_cannot_be_decoded_is_named(root, cache, content):
 
 def test_a_full_disk_leaves_nothing_behind(root, cache):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # of 12 x 768 bytes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # the store needs 12 x 768 bytes
     try:
         with refused(DataError, "cannot write the 0.00 GiB", "with --cache-dir"):
             open_store(Shapes(root), 16, cache)
@@ -237,7 +237,7 @@ def test_every_file_is_read_once_to_build_and_never_to_open(root, cache):
     assert store.fingerprint == Shapes(root).fingerprint()
     read.clear()
     open_store(Watched(root), 8, cache)
-    open_store(Watched(root), 9, cache)  # hashed again, as it is decoded from the file
+    open_store(Watched(root), 9, cache)  # hashed again when it is decoded from the file
     assert sorted(read) == files(root)
 
 
@@ -296,7 +296,7 @@ MANY = 1100
 
 @pytest.fixture
 def many(tmp_path, monkeypatch) -> DomainDataset:
-    """Return a data set of 1,100 images, each of one grey, whose class other processes find."""
+    """Return a data set of 1,100 images of one grey each; other processes can import its class."""
     (tmp_path / "many_images.py").write_text(MODULE.replace("\\\\n", "\\n"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("READ_LOG", str(tmp_path / "read.log"))
@@ -404,7 +404,7 @@ def test_after_a_kill_finished_blocks_are_not_decoded_again(many, cache, tmp_pat
         process.send_signal(signal.SIGKILL)
     length = -1
     while length != (length := (tmp_path / "read.log").stat().st_size):
-        time.sleep(1)  # its helpers finish the block that they are at, and end
+        time.sleep(1)  # its helper processes finish their block and end
     done = blocks_done(cache)
     assert 1 <= sum(done) < len(done) == 5
     (tmp_path / "read.log").unlink()
@@ -420,7 +420,7 @@ def test_after_a_kill_finished_blocks_are_not_decoded_again(many, cache, tmp_pat
 
 
 def blocks_done(cache: Path) -> list[int]:
-    """Return 1 for every block of 256 images of 8 x 8 pixels that has a checksum."""
+    """Return, for every block of 256 images of 8 x 8 pixels, 1 if it has a checksum, else 0."""
     for path in cache.glob("stores/*.unfinished"):
         sums = path.read_bytes()[MANY * 8 * 8 * 3 :][: 5 * 8]
         return [int(any(sums[8 * i : 8 * i + 8])) for i in range(len(sums) // 8)]
@@ -432,7 +432,7 @@ class StopError(BaseException):
 
 
 def stop_after(images: int, many: DomainDataset, cache: Path) -> None:
-    """Begin to decode and stop."""
+    """Begin to decode, and stop after some images."""
 
     def stop(done: int, _: int) -> None:
         if done >= images:
@@ -508,4 +508,4 @@ def test_two_processes_that_build_at_once_are_both_right(many, cache, tmp_path):
     for result in results:
         assert np.array_equal(np.load(result), expected(many, 8))
     assert len(files(cache / "stores")) == 1
-    assert len(read_log(tmp_path)) == MANY  # the second one waits for the first
+    assert len(read_log(tmp_path)) == MANY  # the second process waits for the first

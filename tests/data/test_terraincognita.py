@@ -1,4 +1,4 @@
-"""TerraIncognita: from the authors' archives or DomainBed's folders, with the same records."""
+"""TerraIncognita: the authors' archives and DomainBed's folders give the same records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_records_of_the_archives(made):
     counts = np.zeros((4, 10), dtype=int)
     np.add.at(counts, (records.domains, records.labels), 1)
     expected = np.full((4, 10), 4)
-    expected[:, 1] += 1  # the first bird of every place is a bobcat too, once for two boxes
+    expected[:, 1] += 1  # each place's first bird is also a bobcat, counted once for two boxes
     assert np.array_equal(counts, expected)
     assert list(records.paths) == sorted(set(records.paths))
     twice = [path.split("/")[2] for path in records.paths]
@@ -47,7 +47,7 @@ def test_domainbeds_folders_give_the_same(made, tmp_path):
 
 
 def test_the_join_is_not_quadratic(made):
-    """Comparing 100,000 images with as many annotations would take an hour."""
+    """Comparing 100,000 images with 100,000 annotations each would take an hour."""
     content = json.loads(annotations(made).read_text())
     content["images"] += [
         {"id": f"i{n}", "file_name": f"i{n}.jpg", "location": 999} for n in range(100_000)

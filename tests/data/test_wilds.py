@@ -1,4 +1,4 @@
-"""WILDS' data sets, read through the package wilds from made-up folders in its layouts."""
+"""WILDS data sets, read by the package wilds from made-up folders in the published layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from feddg_datasets.shared.wilds import quiet
 from tests.fabricate import fabricate
 from tests.helpers import refused
 
-with quiet():  # on import wilds asks the network for its newest version
+with quiet():  # importing wilds requests its newest version from the network
     pytest.importorskip("wilds.datasets.wilds_dataset", reason="needs the package wilds")
 
 FOLDERS = {
@@ -55,7 +55,7 @@ def archives(tmp_path_factory):
 
 @pytest.fixture
 def copy(archives, tmp_path):
-    """Return a maker of a copy that may be changed."""
+    """Return a function that makes a copy for changes."""
 
     def make(name: str) -> Path:
         folder = FOLDERS[name]
@@ -66,7 +66,7 @@ def copy(archives, tmp_path):
 
 
 def edit(file: Path, old: str, new: str) -> None:
-    """Replace a text in a file at its first place, without touching what it is linked to."""
+    """Replace the first occurrence of a text in a file, without changing its hard links."""
     text = file.read_text()
     assert old in text
     file.unlink()
@@ -74,7 +74,7 @@ def edit(file: Path, old: str, new: str) -> None:
 
 
 def of_wilds(name: str, root: Path, **options: object):
-    """Return wilds' own object, made without any of our code but the silence."""
+    """Return wilds' own object, made without our code except `quiet`."""
     from wilds.datasets.camelyon17_dataset import Camelyon17Dataset
     from wilds.datasets.fmow_dataset import FMoWDataset
     from wilds.datasets.iwildcam_dataset import IWildCamDataset
@@ -88,7 +88,7 @@ def of_wilds(name: str, root: Path, **options: object):
 
 @pytest.fixture
 def same_times(copy):
-    """Return a copy of FMoW that wilds itself can read, as its times have one form."""
+    """Return a copy of FMoW with times of one form, which wilds itself can read."""
     root = copy("fmow")
     table = root / "fmow_v1.1" / "rgb_metadata.csv"
     text = table.read_text().replace(".643Z", "Z")
@@ -117,7 +117,7 @@ def test_splits_labels_and_metadata_are_those_of_wilds(archives, same_times, nam
         np.testing.assert_array_equal(records.labels[mine], subset.y_array.numpy().reshape(-1))
         kept += subset.indices.tolist()
     assert sorted(kept) == sorted(rows.tolist())
-    assert len(rows) == len(theirs) - (1 if name == "fmow" else 0)  # one is in no split
+    assert len(rows) == len(theirs) - (1 if name == "fmow" else 0)  # one image is in no split
 
     metadata = theirs.metadata_array.numpy()[rows].astype(int)
     field = {name: metadata[:, n] for n, name in enumerate(theirs.metadata_fields)}
@@ -211,7 +211,7 @@ def test_published_splits_are_one_scenario(archives, name, train, val, test):
 
 
 def test_fmow_reads_times_of_both_forms(archives, same_times):
-    """pandas from version 2 on refuses the times of the original table in wilds' own code."""
+    """wilds' own code cannot read the original table's times with pandas 2 or later."""
     with pytest.raises(ValueError, match="doesn't match format"):
         of_wilds("fmow", archives)
     one, other = load_dataset("fmow")(archives), load_dataset("fmow")(same_times)
@@ -317,7 +317,7 @@ def test_contents_decide_the_fingerprint(copy, name):
 
 @EVERY
 def test_they_are_decoded_by_processes(archives, name):
-    """What other processes get holds no object of wilds."""
+    """The pickle for other processes contains no object of wilds."""
     dataset = load_dataset(name)(archives)
     dataset.records()
     sent = pickle.dumps(dataset)
@@ -343,7 +343,7 @@ def test_stores_hold_colour_images(archives, tmp_path):
 
 
 def test_listing_imports_nothing_heavy(archives):
-    """`data list` finds the folders without wilds."""
+    """`data list` finds the folders without importing wilds."""
     code = f"""
 import sys
 from pathlib import Path
@@ -383,7 +383,7 @@ def test_sums_of_the_published_sizes(name):
 
 @EVERY
 def test_the_doctor_compares_with_the_published_sizes(archives, monkeypatch, name):
-    """A split whose size is another is said, and those of the right sizes are not."""
+    """Only a split with another size is reported."""
     dataset = load_dataset(name)(archives)
     sizes = np.bincount(dataset.published_splits(), minlength=5).tolist()
     have, want = sizes[0], dataset.split_sizes["train"]
@@ -548,7 +548,7 @@ def test_missing_data(tmp_path, name):
     with pytest.raises(DataError, match=rf"was not found .*{FOLDERS[name]}") as caught:
         load_dataset(name)(tmp_path).find()
     assert "--data-root" in str(caught.value)
-    assert not list(tmp_path.iterdir())  # wilds would make the folder
+    assert not list(tmp_path.iterdir())  # wilds would create the folder
 
 
 @EVERY

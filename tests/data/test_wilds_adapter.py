@@ -1,4 +1,4 @@
-"""Any data set in the form of wilds: as an object, and as a plugin."""
+"""Data sets in the form of wilds: as objects and as plugins."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from feddg_datasets.shared.wilds import quiet
 from feddg_datasets.shared.wilds_adapter import AdaptedWilds, from_wilds, wilds_class
 from tests.helpers import refused
 
-with quiet():  # on import wilds asks the network for its newest version
+with quiet():  # importing wilds requests its newest version from the network
     wilds_dataset = pytest.importorskip(
         "wilds.datasets.wilds_dataset", reason="needs the package wilds"
     )
 
 
 class Shapes(wilds_dataset.WILDSDataset):
-    """72 pictures from three towns; town and weather are metadata, some images in no split."""
+    """72 pictures from three towns; town and weather are metadata; some images are in no split."""
 
     _dataset_name = "shapes"
     _versions_dict: ClassVar = {"1.0": {"download_url": None, "compressed_size": None}}
@@ -138,7 +138,7 @@ def test_contents_and_readings_decide_the_fingerprint(folder):
     prints = [dataset.fingerprint() for dataset in (of(), *other, moved, redrawn)]
     assert len(set(prints)) == len(prints)
     before = of().stamp()
-    assert redrawn.stamp() != before  # the same files, read in another way
+    assert redrawn.stamp() != before  # the same files, read differently
     (folder / "table.csv").write_text("ab")
     assert of().stamp() != before
 
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_refused(folder):
 
 
 class CelebA(AdaptedWilds):
-    """The example in the module's text."""
+    """The example in the module's docstring."""
 
     name, title = "celeba", "CelebA"
     licence, source = "non-commercial research", "https://mmlab.ie.cuhk.edu.hk"

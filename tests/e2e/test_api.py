@@ -1,4 +1,4 @@
-"""The Python face, as a notebook uses it: real runs on digits4, their records and their models."""
+"""The Python API, as used in notebooks: real runs on digits4, their records and their models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def made_before() -> dict[str, Path]:
-    """Return the results of earlier tests by what they asked for."""
+    """Return the results of earlier tests, by request."""
     return {}
 
 
@@ -266,7 +266,7 @@ def test_an_observer_sees_every_round_and_reply(made: Any) -> None:
         "round 2 True",
         f"end {record.key}",
     ]
-    plain = made("fedprox", seeds=[0], again=True)  # looking in changes nothing
+    plain = made("fedprox", seeds=[0], again=True)  # observing changes nothing
     assert plain[0].numbers() == record.numbers()
 
 
@@ -283,7 +283,7 @@ def test_a_kept_model_is_the_one_that_was_measured(made: Any, tmp_path: Path, me
     assert model(images).shape == (3, 10)
     best = fb.load_model(record.key, tmp_path / "r", "best")
     assert all(torch.equal(best.state_dict()[name], tensor) for name, tensor in weights.items())
-    # a recorded run without its model is made once more for it, and its record stays as it is
+    # a recorded run without its model is repeated for the model; its record stays unchanged
     path = tmp_path / "r/runs" / f"{record.key}.json"
     before = path.read_bytes()
     for file in (tmp_path / "r/runs").glob("*.safetensors"):
@@ -309,7 +309,7 @@ def test_a_kept_model_predicts_files_pictures_and_arrays(
     (images,) = splits["test"].values()
     pixels = torch.stack([images[place][0] for place in range(len(images))])
     found = model.predict(pixels)
-    # the images of a data set and the labels are those that the run was measured on
+    # the images and labels of the data set are those on which the run was evaluated
     right = (found.labels.numpy() == images.labels).mean()
     assert right == record.evaluation()["test"][record.scenario.test]["accuracy"]
 
@@ -431,7 +431,7 @@ def test_a_kept_model_is_that_of_its_name_as_it_was_written(
     refuses(forged({}, weights | {name: weights[name] * math.nan}), name, "NaN")
     for absurd in ({"num_classes": 10**9}, {"channels": 10**9}):
         refuses(forged(absurd), "too small for")
-    path.write_bytes(safe(weights, {"model": said}))  # as earlier versions kept it
+    path.write_bytes(safe(weights, {"model": said}))  # as earlier versions stored it
     assert fb.load_model(record.key, tmp_path / "r").training is False
     assert "kept without a digest" in caplog.text
 
@@ -450,7 +450,7 @@ def test_again_keeps_the_old_record_beside(made: Any, tmp_path: Path) -> None:
 def test_a_method_whose_code_changed_needs_a_version(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]
 ) -> None:
-    """An edited plugin once returned its old numbers without a word."""
+    """An edited plugin once silently returned its old numbers."""
     folder = tmp_path / "plugins"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)

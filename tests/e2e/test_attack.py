@@ -1,4 +1,4 @@
-"""``feddg-bench attack`` as a user meets it."""
+"""End-to-end tests of ``feddg-bench attack``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
     (part,) = json.loads(attack(feddg, tmp_path, *STORED, "--items", "weights").out)
     assert [result["item"] for result in part["results"]] == ["weights"]
     typo = attack(feddg, tmp_path, *STORED, "--items", "style,wieghts")
-    refused(typo, "unknown item 'wieghts'", "'weights'")  # though there is a record to add to
+    refused(typo, "unknown item 'wieghts'", "'weights'")  # although there is a record to extend
     outcome = attack(feddg, tmp_path, *STORED, "--items", "style,weights")
     assert outcome.code == 0, outcome.err
     (record,) = json.loads(outcome.out)
@@ -137,7 +137,7 @@ def test_items_that_an_attack_does_not_read_are_said(feddg: Run, tmp_path: Path)
 def test_what_the_messages_cannot_hold_is_refused_before_there_is_a_run(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddg_attacks.perform.train", None)  # no run
+    monkeypatch.setattr("feddg_attacks.perform.train", None)  # nothing is trained
     style = attack(feddg, tmp_path, "--kind", "style-inversion", "--method", "fedavg")
     assert style.code == 2
     assert "reads styles or statistics of images" in style.err
@@ -174,7 +174,7 @@ def test_an_attack_is_repeated_for_a_judge_that_it_lacks(
     assert set(record["judges"]) == {"lpips"}
     (path,) = (tmp_path / "attacks").glob("*.json")
     before = path.stat().st_mtime_ns
-    for again in (words, judged):  # neither has anything new to say
+    for again in (words, judged):  # neither call adds anything
         assert attack(feddg, tmp_path, *again).code == 0
         assert path.stat().st_mtime_ns == before
     refused(attack(feddg, tmp_path, *words, "--lpips", str(tmp_path / "none")), "no weights file")

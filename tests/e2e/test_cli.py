@@ -1,4 +1,4 @@
-"""The command line as a user meets it: runs, tables, lists and every kind of bad input."""
+"""End-to-end tests of the command line: runs, tables, lists and every kind of bad input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Run = Callable[..., Any]
 )
 def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, words: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "feddg_bench", *words]
-    if os.geteuid() == 0:  # who may read everything, unless told otherwise
+    if os.geteuid() == 0:  # root can read everything unless restricted
         drop = shutil.which("setpriv") or pytest.skip("root may read every folder")
         command = [drop, "--bounding-set=-dac_override,-dac_read_search", *command]
     (tmp_path / "locked").mkdir(mode=0o000)
@@ -97,7 +97,7 @@ def test_run_prints_one_table_and_keeps_every_round(feddg: Run, tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """Return the results of two methods with two seeds, which several tests look at."""
+    """Return the results of two methods with two seeds, shared by several tests."""
     folder = tmp_path_factory.mktemp("made")
     fb.run(
         ["fedavg", "fedprox"],
@@ -123,7 +123,7 @@ RAN = ("run", "--method", "fedavg,fedprox", "--scenario", "ip-o-c", "--seeds", "
 
 
 def test_what_is_said_of_several_methods_and_seeds(feddg: Run, made: Path) -> None:
-    """Models that were kept, means and deviations; every method has the same clients."""
+    """Kept models, means and deviations are reported; every method has the same clients."""
     done = feddg(*RAN, "--keep", "best", "--results", made)
     assert done.err.count("already done") == 4
     assert "±" in done.out
@@ -175,11 +175,11 @@ def test_a_record_that_cannot_be_read_is_still_to_do(
     path = next((tmp_path / "runs/runs").glob("*.json"))
     path.write_bytes(path.read_bytes()[:200])
     assert "3 there, 1 to do" in feddg(*RAN, "--dry-run").out
-    assert path.exists()  # looking moves nothing
+    assert path.exists()  # a dry run moves nothing
 
 
 def planned(feddg: Run, *words: object) -> list[Any]:
-    """Return the runs that a command would make."""
+    """Return the runs that a command plans."""
     done = feddg("run", *words, "--dry-run", "--json")
     assert done.code == 0, done.err
     plans: list[Any] = json.loads(done.out)
@@ -239,7 +239,7 @@ def test_split_csv_decides_the_splits(feddg: Run, tmp_path: Path) -> None:
                 split = {0: "id_val", 1: "id_test"}.get(seen % 10, "train")
             number = int(records.domains[i])
             writer.writerow([i, split, number, domain, dataset.classes[label], label, name])
-    run = ("run", *TINY[:-2], "--split-csv", path)  # without the fractions
+    run = ("run", *TINY[:-2], "--split-csv", path)  # without the options for the fractions
     done = feddg(*run, "--scenario", "ip-o-c", "--json")
     assert done.code == 0, done.err
     images = json.loads(done.out)["runs"][0]["data"]["images"]
@@ -372,7 +372,7 @@ def test_what_is_known_of_a_recipe_and_a_data_set(feddg: Run) -> None:
 
 
 def own_folder(root: Path) -> None:
-    """Write a data set of one's own: an image of two classes in two domains."""
+    """Write a user's own data set: an image of two classes in two domains."""
     for domain, name in enumerate(("dark", "light")):
         for label, kind in enumerate(("cat", "dog")):
             draw(root / name / kind / "1.png", label, domain, 0, grey=False)
@@ -458,7 +458,7 @@ def test_a_card_is_rendered_on_a_terminal_and_is_markdown_in_a_file(
 ) -> None:
     written = feddg("methods", "show", "PARDON").out
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # a terminal, as rich sees it
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich takes it for a terminal
     shown = feddg("methods", "show", "pardon").out
     bare = re.sub(r"\x1b(\[[0-9;]*m|\]8;[^\x1b]*\x1b\\)", "", shown)
     assert max(map(len, written.splitlines())) > 80
@@ -593,7 +593,7 @@ def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, t
 
 
 def test_a_profile_of_real_images_measures_rounds_without_an_evaluation_too(feddg):
-    """Recipe `quick` evaluates every tenth round, so that of three only the last is."""
+    """Recipe `quick` evaluates every tenth round, so only the last of three rounds is evaluated."""
     done = feddg("profile", "--clients", "4", "--per-round", "2", "data.image_size=8", "--json")
     assert done.code == 0, done.err
     measured = json.loads(done.out)

@@ -1,4 +1,4 @@
-"""``feddg-bench data`` as a user meets it."""
+"""End-to-end tests of ``feddg-bench data``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def feddg(feddg: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Return ``feddg-bench data`` of a user who has nothing yet."""
+    """Return ``feddg-bench data`` for a user without data or settings."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
     return partial(feddg, "data")
@@ -203,7 +203,7 @@ class TestPath:
 
 
 def test_a_folder_of_ones_own(feddg: Run, tmp_path: Path) -> None:
-    """Checked, decoded and shown as its recipe's runs see it."""
+    """A user's folder is checked, decoded and shown as the runs of its recipe see it."""
     root = tmp_path / "own"
     for domain in ("写真", "sketch"):
         for name, colour in (("cat", (0, 0, 0, 0)), ("dog", (0, 0, 0, 255))):
@@ -216,7 +216,7 @@ def test_a_folder_of_ones_own(feddg: Run, tmp_path: Path) -> None:
     assert "note: 2 images with transparent pixels, which are composited onto white" in " ".join(
         out.split()
     )
-    assert "in different classes" not in out  # as with transparency dropped
+    assert "in different classes" not in out  # they would be if transparency were dropped
     code, out, _ = feddg("prepare", "folder", "--size", "16", "--data-root", root)
     assert code == 0
     assert "r1+white+exif.rgb" in out

@@ -1,4 +1,4 @@
-"""Every data set through the whole command, from made-up images in its published layout."""
+"""Every data set through the whole command, with made-up images in its published layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def feddg(feddg: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Return the command; made-up data need not have the published counts."""
+    """Return the command; made-up data may differ from the published counts."""
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(OfficeHome, "counts", {})
@@ -47,7 +47,7 @@ def record(feddg: Run, root: Path, name: str, *arguments: str) -> RunRecord:
 
 
 def images(found: RunRecord) -> dict[str, int]:
-    """Return the images of each split."""
+    """Return the number of images of each split."""
     return {split: sum(counts.values()) for split, counts in found.data.images.items()}
 
 
@@ -139,7 +139,7 @@ def test_femnist_takes_the_published_splits(feddg: Run, tmp_path: Path) -> None:
 def test_a_sweep_plans_the_runs_of_run_where_domains_are_on_the_disk(
     feddg: Run, tmp_path: Path, name: str, chosen: dict[str, object]
 ) -> None:
-    """The same key, so that what `run` recorded is done."""
+    """A sweep uses the same key, so a run that `run` recorded is already done."""
     root = fabricate(name, tmp_path / "data")
     small = dict(pair.split("=") for pair in (*TINY[4:], "rounds=1", "per_round=2"))
     parameters = {"dataset": name} | small | chosen
@@ -193,7 +193,7 @@ def test_folder_with_other_images_of_the_same_names_and_sizes_is_refused(
     refused = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
     assert refused.code == 2
     assert "was made from other images" in refused.err
-    path.unlink()  # another size of the set: another run
+    path.unlink()  # another size of the data set: another run
     done = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
     assert done.code == 0, done.err
     keys = {found.key for found in ResultsStore(tmp_path / "runs")}
@@ -238,7 +238,7 @@ needs_wilds = pytest.mark.skipif(find_spec("wilds") is None, reason="needs the p
 
 
 def official(feddg: Run, tmp_path: Path, name: str, *arguments: str) -> RunRecord:
-    """Run on the published splits of a made-up set of WILDS and return the only record."""
+    """Run on the published splits of a made-up WILDS data set and return the only record."""
     root = fabricate(name, tmp_path / "data")
     return record(feddg, root, name, "--protocol", "wilds", *arguments)
 

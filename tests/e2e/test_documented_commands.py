@@ -1,4 +1,4 @@
-"""The commands that the documentation shows work, and the flags and settings it names exist."""
+"""The documented commands work, and the documented flags and settings exist."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STOPPED = {
     "data download vgg19": "feddg_bench.data.fetch.style_networks.obtain_weights",
     "data download": "feddg_bench.data.fetch.obtain.obtain",
 }
-"""Long commands and downloads, without a dry run -> where they stop: all was checked by then."""
+"""Long commands and downloads without a dry run -> where they stop, after all checks."""
 
 PARSED = (
     "data check pacs",
@@ -55,21 +55,21 @@ PARSED = (
     "sweep strength",
     "figures strength",
 )
-"""These need the images of a published data set, its tuning, a process that is portable from its
-start, or runs of such a one: only their words are checked."""
+"""These need images of a published data set, its tuning, a process started as portable, or runs of
+such a process: only their arguments are checked."""
 
 FEWER = {
     "figures all": ["--method", "ccst"],
     "figures generalisation": ["--method", "ccst"],
     "figures styles": ["--method", "ccst", "--clients", "4", "--per-round", "2", "--workers", "1"],
 }
-"""Options that make a command shorter."""
+"""Options that shorten a command."""
 
 NAMED = ("data prepare", "data sign")
-"""Sentences name these without their arguments, which are then missed."""
+"""The text names these without arguments; the error about missing arguments is accepted."""
 
 OTHERS = ("cat", "cd", "export", "git", "pytest", "ray", "sbatch", "source", "srun", "wandb")
-"""Programs that are not ours, of which nothing is checked."""
+"""Programs of others, which are not checked."""
 
 SWEEP = """
 method: grid
@@ -82,7 +82,7 @@ Fault = Callable[[Sequence[str]], str]
 
 
 def shell_commands(text: str) -> Iterator[list[str]]:
-    """Yield the commands of a shell's lines, each as words, without comments."""
+    """Yield the commands of shell lines, each as words, without comments."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&;")
         lexer.whitespace_split = True
@@ -97,13 +97,13 @@ def shell_commands(text: str) -> Iterator[list[str]]:
 
 
 def code_spans(text: str) -> Iterator[str]:
-    """Yield what a page shows as code within its sentences."""
+    """Yield the inline code of a page."""
     for span in re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):
         yield " ".join(span.replace("\\|", "|").split())
 
 
 def shown_commands(text: str) -> Iterator[list[str]]:
-    """Yield every command that a page shows, also those inside another's words."""
+    """Yield every command that a page shows, including commands quoted inside others."""
     ours = {command.name for command in (*cli.app.registered_commands, *cli.app.registered_groups)}
     blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.M | re.S)
     blocks += [line.replace(",", " ") for line in re.findall(r"\[(feddg-bench, .*)\]", text)]
@@ -129,7 +129,7 @@ for _page, _text in TEXTS.items():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the folder of a finished and of an interrupted run, and their keys."""
+    """Return the folder of a finished and an interrupted run, and their keys."""
 
     class Stop(fb.Observer):
         def round(self, run: Any, result: Any) -> None:
@@ -154,7 +154,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def place(tmp_path: Path, trained: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Fill a folder with all that the commands of a page need."""
+    """Fill a folder with everything that the commands of the pages need."""
     fabricate("folder", tmp_path / "pictures")
     shutil.copytree(tmp_path / "pictures/night", tmp_path / "new-pictures")
     shutil.copytree(trained["folder"], tmp_path / "runs")
@@ -170,7 +170,7 @@ def place(tmp_path: Path, trained: dict[str, str], monkeypatch: pytest.MonkeyPat
 
 
 class StoppedError(Exception):
-    """A command has come to where it is stopped."""
+    """A command has reached the place where it is stopped."""
 
 
 def stop(*_: object, **__: object) -> None:
@@ -181,7 +181,7 @@ def stop(*_: object, **__: object) -> None:
 def fault_of(
     feddg: Run, place: Path, trained: dict[str, str], anew: Run, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Fault]:
-    """Return what runs or looks at a command, and returns what is wrong with it, or nothing."""
+    """Return a function that runs or checks a command and returns its fault, or an empty string."""
 
     installed = []
 
@@ -207,7 +207,7 @@ def fault_of(
         return done.err.strip() or done.out.strip()[-300:]
 
     def install(package: str) -> None:
-        """Do as `pip install -e` does with a package that has a method of the same name."""
+        """Imitate `pip install -e` of a package that has a method of the same name."""
         info = place / f"site/{package}-1.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
@@ -249,7 +249,7 @@ def fault_of(
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", TEXTS, ids=str)
 def test_commands_work(page: str, fault_of: Fault) -> None:
-    """A command that several pages show runs for the first of them."""
+    """A command shown on several pages runs only for the first one."""
     mine = [words for words, first in FIRST.items() if first == page]
     assert mine
     faults = [(shlex.join(words), fault) for words in mine if (fault := fault_of(words))]
@@ -257,7 +257,7 @@ def test_commands_work(page: str, fault_of: Fault) -> None:
 
 
 def test_flags_exist() -> None:
-    """Those that a page names outside of a command."""
+    """Flags that a page names outside of a command."""
     known = set(every_option(cli._command()))
     flags = {
         word.partition("=")[0]
@@ -280,9 +280,9 @@ def every_option(command: Any) -> Iterator[str]:
 
 
 def test_settings_exist() -> None:
-    """Those that a page names, and the values that it gives them."""
+    """Settings that a page names, and the values that it gives them."""
     fields = [*dotted_fields()]
-    fields.append(("hyper.bound", FieldInfo(annotation=float)))  # of what `methods new` writes
+    fields.append(("hyper.bound", FieldInfo(annotation=float)))  # set by `methods new`
     for method in plugins.names("method"):
         fields += dotted_fields(plugins.outline(method).Settings, "hyper.")
     known: dict[str, list[FieldInfo]] = {}
@@ -305,7 +305,7 @@ def test_settings_exist() -> None:
 
 
 def takes(field: FieldInfo, value: Any) -> bool:
-    """Return whether a setting may have a value."""
+    """Return whether a setting accepts a value."""
     try:
         TypeAdapter(Annotated[field.annotation, field]).validate_python(value)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""``feddg-bench data download`` as a user meets it, from servers on loopback."""
+"""End-to-end tests of ``feddg-bench data download``, from servers on loopback."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from tests.loopback import serving
 
 HERE = Path(__file__).parents[1]
 COMMIT = "9" * 40
-"""Of the repositories that are imitated."""
+"""Commit of the imitated repositories."""
 Outcome = tuple[int, str, str]
 Run = Callable[..., Outcome]
 
 
 @pytest.fixture
 def feddg(feddg: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Return ``feddg-bench data download``, which waits for no server: status, output, messages."""
+    """Return ``feddg-bench data download`` without waiting times: status, output, messages."""
     for name in ("XDG_DATA_HOME", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -79,7 +79,7 @@ def settings_of(tmp_path: Path) -> str:
 
 @pytest.fixture
 def digits(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """MNIST's four files with made-up digits, at ``/mnist`` of the site, and offered there."""
+    """MNIST's four files with made-up digits, served and offered at ``/mnist`` of the site."""
     made = fabricate("rmnist", tmp_path / "made") / "mnist"
     files = {path.name: path.read_bytes() for path in made.iterdir()}
     site.files.update({f"/mnist/{name}": content for name, content in files.items()})
@@ -92,7 +92,7 @@ def digits(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
 
 
 def promise(monkeypatch: pytest.MonkeyPatch, dataset: type, **values: Any) -> None:
-    """Let a data set promise something else for the length of a test."""
+    """Replace a data set's promises during a test."""
     for name, value in values.items():
         monkeypatch.setattr(dataset, name, value)
 
@@ -161,7 +161,7 @@ class TestFiles:
             "/mnist/train-images-idx3-ubyte.gz: answers 404 Not Found",
             "by hand: https://ossci-datasets.s3.amazonaws.com/mnist",
         )
-        assert Path("x/t10k-labels-idx1-ubyte.gz").exists()  # what is whole stays
+        assert Path("x/t10k-labels-idx1-ubyte.gz").exists()  # complete files stay
         assert not (tmp_path / "home/.config").exists()
 
     def test_nothing_of_the_user_is_overwritten(
@@ -172,7 +172,7 @@ class TestFiles:
         mine.write_bytes(b"mine")
         refused(feddg("rmnist", "--to", "x"), f"{mine} exists", "move it away")
         assert mine.read_bytes() == b"mine"
-        mine.write_bytes(digits[mine.name])  # got by hand: good as it is
+        mine.write_bytes(digits[mine.name])  # a file from the user, which is accepted
         assert feddg("rmnist", "--to", "x")[0] == 0
         assert site.ranges("/mnist/train-images-idx3-ubyte.gz") == []
 
@@ -210,7 +210,7 @@ class TestArchives:
 
     @pytest.fixture
     def offered(self, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """TerraIncognita's archives with made-up images, at the site."""
+        """TerraIncognita's archives with made-up images, offered at the site."""
         made = fabricate("terraincognita", tmp_path / "made") / "terra_incognita"
         site.files["/eccv_18_annotations.tar.gz"] = tar_of(made, self.ANNOTATIONS)
         site.files["/eccv_18_all_images_sm.tar.gz"] = tar_of(made, self.IMAGES)
@@ -218,7 +218,7 @@ class TestArchives:
             Download(name, (site.url,), f"sha256:{_sha256(site.files['/' + name])}", unpack=inside)
             for name, inside in self.UNPACK.items()
         )
-        # Of the copies four are one image with two labels a place.
+        # Four of the copies: in each place, one image has two labels.
         promise(monkeypatch, TerraIncognita, downloads=offers, duplicates=4)
 
     @pytest.mark.usefixtures("offered")
@@ -251,7 +251,7 @@ class TestArchives:
         ]
 
     def offer(self, site: Any, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-        """Publish another archive of annotations."""
+        """Publish another annotations archive."""
         name = "eccv_18_annotations.tar.gz"
         site.files[f"/{name}"] = content
         checksum = f"sha256:{_sha256(content)}"
@@ -301,7 +301,7 @@ class TestLicences:
 def parquet(
     rows: list[tuple[Any, str, int]], classes: tuple[str, ...] | list[str], **features: object
 ) -> bytes:
-    """Return a table as `datasets` of Hugging Face writes it."""
+    """Return a table in the format of Hugging Face's `datasets`."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow.parquet import write_table
 
@@ -334,7 +334,7 @@ def picture(seed: int, form: str = "JPEG") -> bytes:
 
 class TestHub:
     CLASSES = tuple(reversed(PACS.classes))
-    """Another order than ours: labels must be understood by name."""
+    """An order other than the data set's: labels must be understood by name."""
 
     @pytest.fixture(autouse=True)
     def here(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ class TestHub:
 
     @staticmethod
     def rows() -> list[tuple[Any, str, int]]:
-        """Two images of each class and domain; sketches are PNG with the ending of JPEG."""
+        """Two images of each class and domain; sketches are PNG files with the JPEG ending."""
         return [
             (
                 {
@@ -364,7 +364,7 @@ class TestHub:
 
     @staticmethod
     def offer(site: Any, repository: str, branch: str, tables: list[bytes]) -> None:
-        """Serve the few routes of Hugging Face that are needed; files come by a redirect."""
+        """Serve the required routes of Hugging Face; files are redirected."""
         revision = COMMIT
         said = {"id": repository, "sha": revision}
         site.files[f"/api/datasets/{repository}/revision/{branch}"] = json.dumps(said).encode()
@@ -405,8 +405,8 @@ class TestHub:
         assert "in 2 tables" in out
         assert "56 images" in out
         assert "clean: nothing differs; results compare" in out
-        assert "not read" not in out  # the receipt is no stray file
-        assert len(site.ranges(oid)) == 2  # it broke off, and was asked again
+        assert "not read" not in out  # the receipt is not counted as a stray file
+        assert len(site.ranges(oid)) == 2  # the transfer broke off and was resumed
         dataset = PACS(tmp_path / "x")
         assert len(dataset.records().paths) == 56
         names = {path.rpartition("/")[2] for path in dataset.records().paths}
@@ -516,7 +516,7 @@ class TestHub:
 
 
 class Hostile:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -572,7 +572,7 @@ class TestWeights:
         files: Mapping[str, bytes],
         digest: str | None = None,
     ) -> None:
-        """Publish checkpoints, whose checksums are thereby right."""
+        """Publish checkpoints with matching checksums."""
         site.files.update({f"/{name}": content for name, content in files.items()})
         made = {
             prefix: Download(
@@ -638,7 +638,7 @@ class TestWeights:
         assert not Path("x/vgg19_16x_adain.safetensors").exists()
         site.tricks.clear()
         assert feddg("vgg19_16x", "--to", "x")[0] == 0
-        assert site.ranges(f"/{self.ENCODER}") == [None]  # what is whole is not fetched again
+        assert site.ranges(f"/{self.ENCODER}") == [None]  # complete files are not fetched again
         assert site.ranges(f"/{self.DECODER}")[-1] == "bytes=1000-"
 
     @pytest.mark.parametrize("other", [lambda data: data[:-1] + b"?", lambda data: data + b"more"])
@@ -702,6 +702,6 @@ class TestWeights:
         assert site.requests == []
 
     def test_the_real_file(self, test_data: Path) -> None:
-        """The pinned digest is that of the file that records name."""
+        """The pinned digest matches the file that records name."""
         path = test_data / "weights" / self.REAL.file
         assert file_digest(path) == self.REAL.digest

@@ -1,4 +1,4 @@
-"""``feddg-bench figures`` as a user meets it."""
+"""End-to-end tests of ``feddg-bench figures``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def pictures(folder: Path) -> list[str]:
-    """Return the stems of the PNG files, each of which has some ink; there is no PDF unasked."""
+    """Return the stems of the PNG files; assert that none is blank and that there is no PDF."""
     stems = sorted(path.stem for path in folder.glob("*.png"))
     assert not list(folder.glob("*.pdf"))
     for stem in stems:
@@ -133,7 +133,7 @@ def test_partitions_are_those_of_a_run(feddg: Run) -> None:
     assert min(held.values()) > 0
     assert sum(held.values()) == sum(map(int, (row["images"] for row in domains)))
     assert sum(int(row["images"]) for row in labels) == counts.sum()
-    assert not Path("runs").exists()  # nothing but the figure is kept
+    assert not Path("runs").exists()  # only the figure is written
 
 
 def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Path) -> None:
@@ -157,7 +157,7 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
     start = trained.models[0]
     assert any(not torch.equal(start[n], w) for n, w in trained.models[2].items())
 
-    # the landscape's corners are the losses of the three models on the clients' own images
+    # the landscape's corners are the three models' losses on the clients' own images
     one, other = sorted(trained.updates)
     picture = landscape_picture([trained], (), count=10_000, steps=5)
     assert picture.sheet is not None
@@ -172,7 +172,7 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
             assert found[client, x, y] == pytest.approx(float(loss), rel=1e-4)
     assert len({round(v, 3) for v in found.values()}) > 10
 
-    # a model that the run keeps is taken, and nothing is trained for it
+    # a kept model is used, and nothing is trained
     class NoRounds(Observer):
         def begin(self, run: Any) -> None:
             raise AssertionError("it trains")

@@ -1,4 +1,4 @@
-"""Commands that train nothing load no PyTorch: one process runs them and looks after each."""
+"""Commands that do not train never import PyTorch: one process runs them and checks after each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping and going on: signals, resume, checkpoints, full disks; and how fast errors come."""
+"""Interruption and continuation: signals, resume, checkpoints, full disks; and time to errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROUNDS = ("--rounds", "12", "train.optimizer_state=persist", "evaluation.every=5
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> RunRecord:
-    """A run that nobody stopped."""
+    """A run without interruption."""
     (record,) = fb.run(
         "pardon",
         scenario="ip-o-c",
@@ -79,7 +79,7 @@ def test_interrupt_resume_equals_no_stop(
     results, log = tmp_path / "parts", tmp_path / "log"
     process = start([*RUN, *ROUNDS, "--workers", workers, "--results", results], log)
     wait_until(lambda: list(results.glob("checkpoints/*.safetensors")), process, log)
-    os.killpg(process.pid, number)  # as a terminal sends Ctrl-C: to the whole group
+    os.killpg(process.pid, number)  # like a terminal's Ctrl-C: to the whole group
     assert ended(process) == code, log.read_text()
     errors = log.read_text()
     assert "Traceback" not in errors
@@ -100,7 +100,7 @@ def test_interrupt_resume_equals_no_stop(
 
 
 def test_same_command_goes_on(tmp_path: Path, feddg: Run) -> None:
-    """A run killed without warning goes on from its last whole checkpoint."""
+    """A run that was killed without warning continues from its last complete checkpoint."""
     run = [*RUN, "--rounds", "12", "--workers", "1", "--results", tmp_path]
     log = tmp_path / "log"
     process = start(run, log)
@@ -132,7 +132,7 @@ def test_checkpoint_cut_short_is_one_sentence(
 
 
 def test_a_second_interrupt_ends_at_once(environment: dict[str, str]) -> None:
-    """Whatever the ending waits for."""
+    """It ends whatever the first interrupt is waiting for."""
     code = (
         "import signal, time\n"
         "from multiprocessing import get_context\n"
@@ -155,7 +155,7 @@ def test_a_second_interrupt_ends_at_once(environment: dict[str, str]) -> None:
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "ending\n"
-    process.send_signal(signal.SIGINT)  # the same one again, as a parent process passes it on
+    process.send_signal(signal.SIGINT)  # the same interrupt again, passed on by a parent process
     time.sleep(2 * cli.TWICE)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
@@ -168,7 +168,7 @@ def test_a_second_interrupt_ends_at_once(environment: dict[str, str]) -> None:
 
 
 def runs(process: int) -> bool:
-    """Tell whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -178,7 +178,7 @@ def runs(process: int) -> bool:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("feddg")
 def test_stopped_workers_do_not_hold_up_an_interrupt(tmp_path: Path) -> None:
-    """And the run can go on."""
+    """The interrupted run can be resumed."""
     log = tmp_path / "log"
     process = start([*RUN, "--rounds", "500", "--workers", "2", "--results", tmp_path], log)
     assert process.pid is not None
@@ -193,7 +193,7 @@ def test_stopped_workers_do_not_hold_up_an_interrupt(tmp_path: Path) -> None:
 
 
 def test_left_overs_of_killed_runs_are_tidied(tmp_path: Path, feddg: Run) -> None:
-    """By a run, by the same command on what is recorded, and by resume."""
+    """They are removed by a run, by the same command for a recorded run, and by resume."""
     run = [*RUN, "--rounds", "1", "--workers", "1", "--results", tmp_path]
     key = json.loads(feddg(*run, "--json").out)["runs"][0]["key"]
     resume = ["resume", key, "--workers", "1", "--results", tmp_path]

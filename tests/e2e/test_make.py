@@ -1,4 +1,4 @@
-"""``make pacs``: the data it asks for, and the recipe it takes."""
+"""``make pacs``: the data it requires, and the recipe it selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same bits under every instruction set with --portable."""
+"""With --portable, results are the same bits under every instruction set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ELSEWHERE = {
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX",
     "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 X86_V3",
 }
-"""An environment that makes this CPU compute as others do."""
+"""An environment in which this CPU computes like other CPUs."""
 
 needs_avx2 = pytest.mark.skipif("avx2" not in cpu_flags(), reason="this CPU has no AVX2")
 
@@ -42,7 +42,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(changed: dict[str, str], *arguments: object) -> bytes:
-    """Return what Python prints in an environment of its own."""
+    """Return what Python prints in a changed environment."""
     kept = {k: v for k, v in os.environ.items() if k not in (*FIXED, *ABSENT)}
     environment = kept | {"PYTHONPATH": os.pathsep.join(SOURCES), **changed}
     command = [sys.executable, *map(str, arguments)]
@@ -61,8 +61,8 @@ def only(results: Path) -> RunRecord:
 def test_portable_runs_are_the_same_everywhere(
     tmp_path: Path, cache: Path, feddg: Callable[..., Any]
 ) -> None:
-    """And they have a key of their own."""
-    assert feddg(*RUN, "--results", tmp_path / "0").code == 0  # decodes the images for all
+    """They also have a key of their own."""
+    assert feddg(*RUN, "--results", tmp_path / "0").code == 0  # decodes the images for all runs
     found = [only(tmp_path / "0")]
     for name, changed in (("1", {}), ("2", ELSEWHERE)):
         run = (*RUN, "--portable", "--results", tmp_path / name)
@@ -83,7 +83,7 @@ print(sums.double().tolist())
 
 @needs_avx2
 def test_computing_as_other_cpus_do_gives_other_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without this premise, the test above would tell nothing."""
+    """Otherwise the test above would prove nothing."""
     exec(SUMS, {})  # noqa: S102
     assert capsys.readouterr().out.encode() != python(ELSEWHERE, "-c", SUMS)
 

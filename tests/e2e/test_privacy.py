@@ -1,4 +1,4 @@
-"""Protected runs as a user meets them: records, tables, resume, and what is refused."""
+"""End-to-end tests of protected runs: records, tables, resume, and refused settings."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_secure_sums_have_the_numbers_of_plain_ones_and_say_what_they_cost(
         assert a.train["loss"] == pytest.approx(b.train["loss"], abs=1e-5)
         assert a.protection is None
         assert b.protection is not None
-        # Numbers of 8 bytes for those of 4, and as many signs; then keys and shares.
+        # Numbers of 8 instead of 4 bytes, and as many signs; then keys and shares.
         assert 4 * a.bytes.up < b.protection.up == b.bytes.up < 4.02 * a.bytes.up
         assert b.bytes.down == a.bytes.down + b.protection.down
         assert b.seconds["protection"] > 0

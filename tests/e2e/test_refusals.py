@@ -1,4 +1,4 @@
-"""One table of commands that are refused: exit status 2, one sentence, nothing computed."""
+"""A table of refused commands: exit status 2, one sentence, nothing computed."""
 
 from __future__ import annotations
 
@@ -166,11 +166,11 @@ USAGE: list[tuple[str, ...]] = [
     ("datasets show", "missing argument"),
     ("--nosuch", "--nosuch"),
 ]
-"""Mistakes of usage, which point to ``--help``."""
+"""Usage errors, which point to ``--help``."""
 
 
 def name(value: Any) -> str | None:
-    """Return the name of a test: its command, shortened."""
+    """Return a test's name: its command, shortened."""
     return value[0][:60] if isinstance(value, tuple) else None
 
 

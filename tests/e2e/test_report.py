@@ -1,4 +1,4 @@
-"""``feddg-bench report`` as a user meets it."""
+"""End-to-end tests of ``feddg-bench report``."""
 
 from __future__ import annotations
 
@@ -99,5 +99,5 @@ def test_the_wheel_holds_what_commands_need(tmp_path: Path) -> None:
         assert f"feddg_bench/shipped/{path.relative_to(root).as_posix()}" in shipped
     assert {"feddg_methods/cards.json", "feddg_methods/digests.json"} <= {*names}
     recipes = {f"feddg_bench/shipped/sweeps/recipes/{name}.yaml" for name in recipe_names()}
-    assert recipes <= {*names}  # with these and the ledgers the demo runs
+    assert recipes <= {*names}  # the demo runs with these and the ledgers
     assert "feddg_bench/shipped/results/tuning/digits4-ltdo-quick.jsonl" in names

@@ -1,4 +1,4 @@
-"""The report in headless Chromium: it opens, sorts, filters, shows runs, and asks for nothing."""
+"""The report in headless Chromium: it opens, sorts, filters, shows runs, and requests nothing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def browser() -> Iterator[Any]:
     for argument in ("--headless=new", "--disable-dev-shm-usage", "--window-size=1280,900"):
         options.add_argument(argument)
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # Chromium refuses to start as root with it
+        options.add_argument("--no-sandbox")  # as root, Chromium does not start with its sandbox
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     yield found
@@ -89,7 +89,7 @@ def browser() -> Iterator[Any]:
 
 
 class Report:
-    """The page opened anew, with what tests ask of it."""
+    """The page, newly opened, with queries for tests."""
 
     def __init__(self, browser: Any, page: Path, view: str = "") -> None:
         self.browser = browser
@@ -111,7 +111,7 @@ class Report:
         )
 
     def until(self, script: str) -> None:
-        """Wait until a script returns true: a dialog tells of its closing a moment later."""
+        """Wait until a script returns true; a closing dialog reports it a moment later."""
         WebDriverWait(self.browser, 10).until(lambda _: self.js(script))
 
     def tables(self) -> list[str]:
@@ -121,7 +121,7 @@ class Report:
         return found
 
     def column(self, table: str, number: int) -> list[str]:
-        """Return the texts of a column from top to bottom, stars aside; 0 is the methods."""
+        """Return the texts of a column from top to bottom, without stars; column 0: methods."""
         texts: list[str] = self.js(
             "return [...document.querySelectorAll(`[data-table='${arguments[0]}'] tbody tr`)]"
             ".map(r => (r.children[arguments[1]].querySelector('button') ?? r.children[0])"
@@ -139,13 +139,13 @@ class Report:
         )
 
     def sort(self, table: str, name: str) -> str:
-        """Click a head, and return what it then says of its order."""
+        """Click a column head, and return the sort order that it then states."""
         find = f"[data-table='{table}'] [data-sort='{name}']"
         self.js("document.querySelector(arguments[0]).click()", find)
         return self.js("return document.querySelector(arguments[0]).closest('th').ariaSort", find)
 
     def open(self, table: str, row: str, column: str) -> str:
-        """Click a cell, and return what the dialog says."""
+        """Click a cell, and return the dialog's text."""
         self.js(
             "const key = JSON.stringify([...arguments]);"
             "[...document.querySelectorAll('.cell')].find(e => e.dataset.cell === key).click()",
@@ -224,7 +224,7 @@ def test_sorting_by_every_column_in_both_directions(report: Report) -> None:
             direction = report.sort(LTDO, name)
             texts = report.column(LTDO, number)
             if name in ("difference", "p_value"):
-                assert texts.pop() == "reference"  # what is no number stands last
+                assert texts.pop() == "reference"  # entries without a number come last
             values = texts if name == "method" else numbers(texts)
             assert values == sorted(values, reverse=direction == "descending")
             orders[direction] = report.column(LTDO, 0)
@@ -238,7 +238,7 @@ def test_sorting_by_keyboard(report: Report) -> None:
     head = f"[data-table='{LTDO}'] [data-sort=id_test]"
     report.js("document.querySelector(arguments[0]).focus()", head)
     before = report.column(LTDO, 0)
-    for _ in range(2):  # the page is drawn anew, and the head keeps the focus
+    for _ in range(2):  # the page is redrawn, and the head keeps the focus
         report.browser.switch_to.active_element.send_keys(Keys.ENTER)
     assert report.js("return document.activeElement.dataset.sort") == "id_test"
     direction = "return document.activeElement.closest('th').ariaSort"
@@ -405,7 +405,7 @@ def test_costs_and_loss_open_too(report: Report) -> None:
 
 def test_hostile_text_is_shown_as_text(report: Report) -> None:
     (row,) = report.column("folder-ltdo-mine", 0)
-    assert row.startswith(HOSTILE)  # and a footnote
+    assert row.startswith(HOSTILE)  # followed by a footnote
     said = report.open("folder-ltdo-mine", HOSTILE, HOSTILE)
     assert HOSTILE in said
     assert "client_001 (head)" in said
@@ -427,7 +427,7 @@ def test_the_policy_stops_what_would_slip_in(browser: Any, page: Path) -> None:
         ask = "return fetch(arguments[0]).then(() => 'sent', () => 'refused')"
         assert opened.js(ask, outside) == "refused"
         server.settimeout(0.5)
-        with pytest.raises(TimeoutError):  # nobody called
+        with pytest.raises(TimeoutError):  # no request arrived
             server.accept()
     assert opened.js("return window.hit") is None
     assert sum("Content Security Policy" in said for said in opened.complaints()) >= 3
@@ -442,7 +442,7 @@ def test_a_phone_scrolls_tables_inside_the_page(report: Report) -> None:
     first = f"{box}.querySelector('tbody th').getBoundingClientRect().left"
     before = report.js(f"return {first}")
     report.js(f"{box}.scrollLeft = 120")
-    assert report.js(f"return {first}") == before  # the methods stay in sight
+    assert report.js(f"return {first}") == before  # the methods stay visible
     report.open(LTDO, "FedAvg", "mean")
     report.js("document.querySelectorAll('details.run summary').forEach(e => e.click())")
     assert report.js(
@@ -452,7 +452,7 @@ def test_a_phone_scrolls_tables_inside_the_page(report: Report) -> None:
 
 
 def test_dark_and_light_are_readable(report: Report) -> None:
-    """Text has a contrast of at least 4.5 with what is behind it (WCAG AA)."""
+    """Text has a contrast of at least 4.5 with its background (WCAG AA)."""
     measure = """
     const parse = (text) => text.match(/[\\d.]+/g).map(Number);
     const light = (text) => {

@@ -1,4 +1,4 @@
-"""``feddg-bench sweep`` as a user meets it: runs, stops, failures, several at once, kills."""
+"""End-to-end tests of ``feddg-bench sweep``: runs, stops, failures, several at once, kills."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_weights_that_are_missing_are_told_before_the_first_run(feddg: Run, tmp_
 
 
 def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
-    """200 clients for about 140 images of two domains: a run that can only fail when it starts."""
+    """5,000 clients are more than there are images: such a run fails only when it starts."""
     clients = {"partition.clients": {"values": [3, 5000, 4]}}
     file = write(tmp_path / "s.yaml", clients, metric={"name": "val/loss", "goal": "minimize"})
     listed = feddg("sweep", file, "--dry-run")
@@ -89,7 +89,7 @@ def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
 
 
 def test_a_sweep_and_run_make_the_same_records(feddg: Run, tmp_path: Path) -> None:
-    """What W&B's agent calls is what the sweep computes, method and seed included."""
+    """The sweep makes the runs that W&B's agent calls, including method and seed."""
     parameters = {
         "method": {"values": ["fedprox"]},
         "hyper.mu": {"value": 0.1},
@@ -151,7 +151,7 @@ def test_data_that_is_not_there(feddg: Run, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
-    """Interrupted with two workers it says how to go on, and goes on where it was."""
+    """An interrupted sweep with two workers says how to continue, and continues from there."""
     rounds = {"federation.rounds": {"value": 12}, "seed": {"values": [0, 1]}}
     file = write(tmp_path / "s.yaml", rounds)
     results, log = tmp_path / "runs", tmp_path / "log"
@@ -166,7 +166,7 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     done = feddg(*command, 1)
     assert done.code == 0, done.err
     assert "goes on after round" in done.err
-    # A signal between taking a lease and working under it leaves one, which the next takes over.
+    # A signal between taking and using a lease leaves it behind; the next run takes it over.
     assert not list((results / "leases").iterdir())
     for record in ResultsStore(results):
         assert [entry.round for entry in record.rounds] == list(range(1, 13))
@@ -175,7 +175,7 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
 
 
 def killed(leases: Leases, key: str) -> None:
-    """Leave the lease of a worker of this machine that was killed."""
+    """Leave the lease of a killed worker of this machine."""
     lease = leases.take(key, leases.held().get(key))
     assert lease is not None
     assert lease.life is not None
@@ -183,7 +183,7 @@ def killed(leases: Leases, key: str) -> None:
 
 
 def test_a_run_is_given_up_after_three_deaths(tmp_path: Path, cache: Path) -> None:
-    """Deaths count one after the other, and anew when the run gets further."""
+    """Successive deaths count; the count starts again when the run makes progress."""
     file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
     search = open_search(load_sweep(file), tmp_path / "runs")
     lost, saved = search.jobs()
@@ -196,7 +196,7 @@ def test_a_run_is_given_up_after_three_deaths(tmp_path: Path, cache: Path) -> No
 
     def tell(event: str, key: str, *_: object) -> None:
         heard.append((event, key))
-        if event == "round":  # nobody died since then
+        if event == "round":  # no death since then
             assert {path.name for path in leases.folder.iterdir()} == {f"{key}.{MAX_DEATHS - 1}"}
 
     Copy(search, Resources(results=tmp_path / "runs", cache_dir=cache)).work(tell)
@@ -237,7 +237,7 @@ started: list[str] = []
 
 
 def test_workers_that_only_die_end_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then, another process takes the dead one's device."""
+    """Until then, another process takes over the dead one's device."""
     monkeypatch.setattr(workers, "start_process", Dying)
     copy = Copy(Search(), Resources())
     with pytest.raises(FeddgError, match="none reached a run"):

@@ -1,4 +1,4 @@
-"""Sweeps as arrays of jobs: by submitit's local executor, and up to the door of a made-up Slurm."""
+"""Sweeps as job arrays: with submitit's local executor, and up to the call of a made-up Slurm."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_submitted_is_refused(feddg, tmp_path, options, words, mo
 
 
 def test_slurm_is_given_an_array(feddg, tmp_path, monkeypatch):
-    """As many jobs as there are runs left; a Slurm that takes the script and answers."""
+    """There are as many jobs as remaining runs; a made-up Slurm takes the script and answers."""
     programs = tmp_path / "programs"
     programs.mkdir()
     for name, does in (("srun", ""), ("sbatch", f"cp $1 {tmp_path}/taken; echo job 71")):
@@ -89,7 +89,7 @@ def test_equal_jobs_share_the_runs_and_go_on_when_their_time_is_up(tmp_path, cac
     controller = job._process.pid
     (pid,) = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
     os.kill(int(pid), signal.SIGUSR2)  # as Slurm does before a job's time is up
-    Copy(search, where)(1)  # the other job, here: PyTorch takes long to load
+    Copy(search, where)(1)  # the other job, in this process: importing PyTorch takes long
     job.result()
     assert "Requeued" in job.stderr() + job.stdout()
     records = list(ResultsStore(tmp_path / "runs"))

@@ -1,4 +1,4 @@
-"""``feddg-bench tables`` as a user meets it."""
+"""End-to-end tests of ``feddg-bench tables``."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_names_formats_and_default_folder(feddg: Run, results: Path, tmp_path: P
     assert feddg("fisc-7", "--out", "out", "--format", "tex").code == 0
     document = (tmp_path / "out" / "tables.tex").read_text()
     assert "input{fisc-7.tex}" in document
-    assert "input{fisc-6.tex}" in document  # one table does not drop the others
+    assert "input{fisc-6.tex}" in document  # one table does not remove the others
 
 
 def test_a_table_of_ones_own(feddg: Run, results: Path, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_record_cut_short(
 
 
 def test_two_folders_are_read_as_one(feddg: Run, results: Path, tmp_path: Path) -> None:
-    """One's own runs, packed or not, beside those of others; and what is said about it."""
+    """The user's runs, packed or not, are combined with those of others; messages say so."""
     keys = sorted(path.stem for path in (results / "runs").glob("*.json"))
     for folder, mine in (("runs", keys[:3]), ("results", keys[2:])):  # one is in both
         (tmp_path / folder / "runs").mkdir(parents=True)
@@ -185,7 +185,7 @@ def test_two_folders_are_read_as_one(feddg: Run, results: Path, tmp_path: Path) 
         assert path.read_bytes() == (tmp_path / "both" / path.name).read_bytes()
     assert "3 runs of runs (results holds some, too: " in feddg("all").out
     shutil.rmtree(tmp_path / "runs")
-    (tmp_path / "runs" / "runs").mkdir(parents=True)  # as a run that was refused leaves it
+    (tmp_path / "runs" / "runs").mkdir(parents=True)  # left by a refused run
     assert "6 runs of results; written to results/tables" in feddg("all").out
 
 

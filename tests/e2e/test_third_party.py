@@ -1,4 +1,4 @@
-"""A third party's method: begun by a command, installed, found by name, held to the contract."""
+"""A third-party method: created by a command, installed, found by name, held to the contract."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def package(tmp_path_factory):
 
 @pytest.fixture
 def installed(package, monkeypatch, anew):
-    """Install the example package beside the project, for this test."""
+    """Install the example package in addition to the project, for this test."""
     monkeypatch.syspath_prepend(package)
     anew()
     yield
@@ -181,7 +181,7 @@ def begun(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pool(begun):
-    """Let the contract's two processes find all new packages: to start them takes long."""
+    """Let the contract's two processes find all new packages; starting new processes takes long."""
     with pytest.MonkeyPatch.context() as patch:
         for kind in EXAMPLES:
             patch.syspath_prepend(begun / kind)
@@ -194,7 +194,7 @@ def pool(begun):
 @pytest.mark.usefixtures("pool")
 @every_kind
 def test_the_tests_of_a_new_package_pass(capfd, begun, kind):
-    """Here and not in a process of their own, in which PyTorch takes long to load."""
+    """They run in this process, since importing PyTorch in a new one takes long."""
     off = [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "xdist")]
     status = pytest.main(["-q", *off, f"--rootdir={begun / kind}", str(begun / kind)])
     out, err = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""``feddg-bench tune`` and ``run --tuned`` as a user meets them: trials, ledgers, kills."""
+"""End-to-end tests of ``feddg-bench tune`` and ``run --tuned``: trials, ledgers, kills."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAIRS = [f"{key}={spec['value']}" for key, spec in TINY.items()]  # type: ignore
 
 @pytest.fixture(autouse=True)
 def none_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No ledgers but the test's own."""
+    """Use no ledgers but the test's own."""
     monkeypatch.setattr("feddg_bench.records.tuning.shipped", lambda folder: tmp_path / folder)
 
 
@@ -53,7 +53,7 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     assert set(found) == {"fedavg", "fedprox"}
     trials = list(ResultsStore(tmp_path / "runs/tuning"))
     assert {record.seed for record in trials} == {100, 101, 102}
-    assert not list(ResultsStore(tmp_path / "runs"))  # no table sees a trial
+    assert not list(ResultsStore(tmp_path / "runs"))  # trials are not in the tables' folder
 
     for path in tmp_path.glob("runs/tuning/digits4-ltdo-quick/*"):
         path.unlink()
@@ -80,7 +80,7 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
 
 
 def test_a_model_of_one_class_is_warned_of(feddg: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """At such a rate a model collapses in the first round."""
+    """With this learning rate, the model collapses in the first round."""
     words = "its model predicts a single class on id_val"
     assert feddg("run", "--method", "fedprox", *PAIRS, "--workers", "1").code == 0
     assert words not in caplog.text
@@ -111,7 +111,7 @@ def test_a_sweep_of_tuned_runs(feddg: Run, tmp_path: Path) -> None:
 
 
 def test_killed_in_the_middle(feddg: Run, tmp_path: Path) -> None:
-    """Killed and started again, it makes what is left, and the same choice."""
+    """After a kill, the same command makes the remaining trials and the same choice."""
 
     def command(results: Path, workers: int) -> list[str]:
         seeds = ("--seeds", "100")
@@ -132,7 +132,7 @@ def test_killed_in_the_middle(feddg: Run, tmp_path: Path) -> None:
     made = {record.key for record in ResultsStore(killed / "tuning")}
     done = feddg(*command(killed, 2))
     assert done.code == 0
-    lines = re.findall(r"^\[\d/4\] ", done.err, re.MULTILINE)  # one for each run that ended
+    lines = re.findall(r"^\[\d/4\] ", done.err, re.MULTILINE)  # one for each completed run
     assert len(lines) == 4 - len(made)
     assert feddg(*command(whole, 1)).code == 0
     assert values(killed) == values(whole)

@@ -1,4 +1,4 @@
-"""``--wandb`` with the real W&B: offline runs read back, servers that are away, the agent."""
+"""``--wandb`` with the real W&B: offline runs are read back; unreachable servers; the agent."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Run = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Be a user without an account, whose settings W&B neither finds nor changes."""
+    """Simulate a user without an account; W&B neither finds nor changes settings."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("NETRC", raising=False)
 
 
 def messages(path: Path) -> Iterator[Any]:
-    """Yield what a ``.wandb`` file holds: LevelDB's log format, blocks of 32 KiB."""
+    """Yield the messages of a ``.wandb`` file: LevelDB's log format, blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
 
     data = path.read_bytes()
@@ -58,7 +58,7 @@ def messages(path: Path) -> Iterator[Any]:
         _, size, kind = struct.unpack_from("<IHB", data, place)
         whole += data[place + 7 : place + 7 + size]
         place += 7 + size
-        if kind in (1, 4):  # full, or the last part
+        if kind in (1, 4):  # a full record or its last part
             message = wandb_internal_pb2.Record()
             message.ParseFromString(whole)
             whole = b""
@@ -169,7 +169,7 @@ def test_a_stopped_run_goes_on_as_the_same_wandb_run(
 def test_the_command_of_a_sweep_file_as_the_agent_calls_it(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`wandb agent` fills the file's command and says in the environment which run it is."""
+    """`wandb agent` fills in the file's command and names the run in the environment."""
     from wandb.sdk.launch.sweeps import utils
 
     point = {
@@ -251,7 +251,7 @@ def test_a_sweep_tracks_its_runs(feddg: Run, tmp_path: Path) -> None:
 def test_the_service_of_an_active_run_of_a_notebook_is_not_shared(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its W&B names the service to child processes; this one answers nobody."""
+    """W&B in a notebook passes its service to child processes; this service does not answer."""
     with socket.socket() as service:
         service.bind(("127.0.0.1", 0))
         port = service.getsockname()[1]

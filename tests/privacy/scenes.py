@@ -1,4 +1,4 @@
-"""A small federation with images that no client holds, and runs whose messages are kept."""
+"""A small federation with images that no client has, and runs whose messages are kept."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ CLIENTS, EACH = 8, 6
 
 
 def attacked_federation(many: int = CLIENTS, each: int = EACH, public: int = 60) -> Federation:
-    """Return clients with images of two domains, public images and as many that nobody holds."""
+    """Return clients with images of two domains, and as many public as withheld images."""
     rng = np.random.default_rng(5)
     count = many * each + 2 * public
     domains = np.arange(count) % 2
@@ -46,7 +46,7 @@ def attacked_federation(many: int = CLIENTS, each: int = EACH, public: int = 60)
 
 
 def sorted_federation(**sizes: int) -> Federation:
-    """Return the same with clients of few classes and domains each."""
+    """Return the same federation with few classes and domains per client."""
     whole = attacked_federation(**sizes)
     held = np.concatenate(list(whole.clients.values()))
     order = held[np.lexsort((whole.domain_ids[held], whole.labels[held]))]
@@ -61,7 +61,7 @@ def captured(
     federation: Federation | None = None,
     limited: bool = False,
 ) -> tuple[ToyRun, Capture]:
-    """Return a run of some rounds, in which all clients take part, and what crossed in it."""
+    """Return a run of some rounds with all clients, and its captured messages."""
     whole = {"partition": {"clients": CLIENTS}, "federation": {"per_round": None}}
     toy = start_toy_run(method, whole, *layers, federation=federation or attacked_federation())
     capture = Capture(looked_at(toy.settings, toy.federation)) if limited else Capture()
@@ -71,7 +71,7 @@ def captured(
 
 
 def scene_of(method: str, *layers: Mapping[str, Any], **how: Any) -> Scene:
-    """Return the scene of such a run; ``how`` says the attacker and what `captured` takes."""
+    """Return the scene of such a run; ``how`` has the attacker and the arguments of `captured`."""
     own = {name: how.pop(name) for name in ("rounds", "federation", "limited") if name in how}
     toy, capture = captured(method, *layers, **own)
     return Scene(toy.settings, toy.federation, capture.exchanges, **how)

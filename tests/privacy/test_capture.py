@@ -1,4 +1,4 @@
-"""An attacker sees what crosses for it to see, and nothing else."""
+"""An attacker sees exactly the messages that are visible to it."""
 
 import pytest
 import torch

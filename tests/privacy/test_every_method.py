@@ -1,4 +1,4 @@
-"""Every method's messages can be read, whatever it sends."""
+"""The messages of every method can be read, whatever it sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The card's section and the table of what attacks found."""
+"""The card's section on privacy and the table of attack results."""
 
 import csv
 from io import StringIO
@@ -24,7 +24,7 @@ from tests.fabricate_records import save
 
 
 def record(auc: float | None, images: int = 10, **settings: Any) -> AttackRecord:
-    """Return the record of an attack on PARDON's styles; ``None`` for a control that failed."""
+    """Return the record of an attack on PARDON's styles; ``None`` stands for a failed control."""
     checked = control(0.5 if auc is not None else 0.9, holds=auc is not None)
     found = result({"auc": interval(auc or 0.7)}, no_leak=checked).withheld()
     seed = settings.get("seed", 0)
@@ -45,8 +45,8 @@ def test_scenarios_and_seeds_are_averaged_and_other_settings_kept_apart() -> Non
     text = privacy_notes(METHODS, [*plain, record(0.8, seed=2, hyper={"noise": 0})])
     assert row_of(text, "pardon", "style")[6] == "0.67 [0.50, 0.90] (n = 10)"
     text = privacy_notes(METHODS, [*plain, record(0.5, hyper={"noise": 1})])
-    quiet, loud = (row_of(text, "pardon", f"style (noise={s})") for s in (0, 1))  # none is usual
-    assert quiet[6:] == ["0.60 [0.50, 0.70] (n = 10)"]  # the other figures have no column
+    quiet, loud = (row_of(text, "pardon", f"style (noise={s})") for s in (0, 1))  # neither is usual
+    assert quiet[6:] == ["0.60 [0.50, 0.70] (n = 10)"]  # other figures have no column
     assert loud[6:] == ["0.50 [0.40, 0.60] (n = 10)"]
     card = measured_text("pardon", METHODS["pardon"], [*plain, record(0.5, hyper={"noise": 1})])
     assert "[0.40, 0.60] (n = 10) with noise=1." in card

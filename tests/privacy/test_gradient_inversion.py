@@ -1,4 +1,4 @@
-"""Images out of gradients, and what makes a picture of them."""
+"""Images reconstructed from gradients, and the scores of these images."""
 
 from io import BytesIO
 
@@ -29,7 +29,7 @@ ONE_STEP = merge({}, GradientInversion.overrides, {"federation": {"per_round": 3
 
 
 class Flat(nn.Module):
-    """A linear network: its gradient is the image, times a number."""
+    """A linear network, whose gradient is a multiple of the image."""
 
     num_features = 12
 

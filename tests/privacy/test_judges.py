@@ -1,4 +1,4 @@
-"""Networks that judge pictures: formulas beside those of torchmetrics, and weights by path."""
+"""Networks that judge pictures: formulas compared with torchmetrics, and weights by path."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_fid_of_a_shifted_set_is_the_square_of_the_shift() -> None:
 
 
 def test_kid_is_that_of_torchmetrics() -> None:
-    one, other = sets(40, 40)  # theirs is for sets of one size
+    one, other = sets(40, 40)  # torchmetrics expects sets of equal size
     theirs = poly_mmd(torch.from_numpy(one), torch.from_numpy(other))
     assert kid(one, other) == pytest.approx(float(theirs), rel=1e-9)
 
@@ -171,7 +171,7 @@ def test_a_file_that_is_no_such_network_is_refused(judge: str, tmp_path: Path) -
 
 
 def means(pictures: Tensor) -> Seen:
-    """Stand in for a large network: means of quarters."""
+    """Replace a large network: return means of quarters."""
     pooled = torch.nn.functional.adaptive_avg_pool2d(pictures, 2).flatten(1).double().numpy()
     return Seen(pooled, 9 * pooled)
 

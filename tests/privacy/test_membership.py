@@ -1,4 +1,4 @@
-"""The likelihood ratio against hand-made numbers, and controls that fail when they should."""
+"""The likelihood ratio compared with hand-made numbers, and controls that fail when they should."""
 
 from dataclasses import replace
 from typing import Any
@@ -69,7 +69,7 @@ def test_the_mixture_of_domains_is_found_in_whole_images() -> None:
     assert torch.allclose(shares, torch.tensor([2 / 3, 1 / 3], dtype=torch.float64))
     lonely = Likelihood(public[2:], np.array([1, 1]), np.zeros(2, dtype=int))
     a, _ = lonely.mixture(torch.tensor([36.0, 0.0], dtype=torch.float64), 3, affine=False)
-    assert np.isclose(a, 4)  # as if it had taken four steps
+    assert np.isclose(a, 4)  # as after four steps
 
 
 def test_a_target_of_a_class_that_the_message_does_not_know_is_no_member() -> None:
@@ -116,7 +116,7 @@ def test_statistics_of_single_images_and_prototypes_are_read_too() -> None:
 def test_a_scorer_that_lets_other_clients_hold_the_targets_is_found_out() -> None:
     scene = scene_of("fedavg")
     held = dict.fromkeys(scene.federation.clients, scene.federation.clients["client_4"])
-    update = scene.exchanges[4].sent  # now every client holds what client_4 does, and sends it
+    update = scene.exchanges[4].sent  # each client now holds and sends what client_4 does
     sabotaged = [replace(e, sent=update) for e in scene.exchanges]
     federation = replace(scene.federation, clients=held)
     result = measure(replace(scene, exchanges=sabotaged, federation=federation))["weights"]
@@ -166,7 +166,7 @@ def test_a_client_finds_single_images_in_the_pool_that_it_is_sent() -> None:
 def test_what_tells_members_by_their_looks_alone_is_found_out(
     method: str, item: str, layer: dict[str, Any]
 ) -> None:
-    """Others are darker than public images, members are not: no message is needed to see that."""
+    """Non-members are darker than public images, members are not: this needs no message."""
     federation = attacked_federation(public=40)
     images = np.asarray(federation.images).copy()
     for split, _, index in federation.evaluation:

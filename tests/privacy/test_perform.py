@@ -1,4 +1,4 @@
-"""Updates that no attack looks at are forgotten, and no figure notices."""
+"""Updates that no attack reads are dropped, without effect on any figure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ def _few() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def scenes(_few: None) -> list[Scene]:
-    """Return a run of which all is kept, and the same of which only what is looked at is kept."""
+    """Return a run with all messages kept, and the same run with only the required ones kept."""
     few = attacked_federation(each=2, public=6)
     return [
         scene_of("fedavg", federation=few, rounds=2, limited=limited) for limited in (False, True)

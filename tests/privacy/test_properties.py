@@ -1,4 +1,4 @@
-"""The mixture of a client against hand-made ones."""
+"""The estimated mixture of a client compared with hand-made mixtures."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ CELLS = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
 
 
 def public() -> tuple[torch.Tensor, Pictures]:
-    """Return 40 vectors of four groups that lie far apart, and their domains and classes."""
+    """Return 40 vectors of four distant groups, and their domains and classes."""
     group = np.arange(40) % 4
     centres = 10 * torch.eye(4, 6, dtype=torch.float64)
     noise = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).double()
@@ -81,7 +81,7 @@ def test_updates_tell_the_classes_of_a_client(method: str) -> None:
 
 
 class Informed(Properties):
-    """A scorer that tells its attacker what clients hold, whatever they send."""
+    """A scorer that reveals to its attacker what clients hold, whatever they send."""
 
     def _truth(self, *asked: Any) -> np.ndarray:  # type: ignore[override]
         self.known = [*getattr(self, "known", []), Properties._truth(*asked)]
@@ -108,7 +108,7 @@ def test_of_few_clients_a_sure_guess_is_not_withheld() -> None:
 
 
 def test_of_many_clients_not_the_first_are_attacked() -> None:
-    """They may all hold the same class: a partition can deal images out in this order."""
+    """The first clients can all hold one class, if a partition deals out images in this order."""
     whole = attacked_federation(3 * (MOST_CLIENTS + 1), each=2)
     held = np.concatenate(list(whole.clients.values()))
     parts = np.split(held[np.argsort(whole.labels[held], kind="stable")], len(whole.clients))

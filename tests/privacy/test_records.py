@@ -1,4 +1,4 @@
-"""Records of attacks, one a file and packed."""
+"""Attack records, one per file and packed."""
 
 from functools import partial
 

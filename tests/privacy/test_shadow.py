@@ -1,4 +1,4 @@
-"""What a client that held one image alone would have sent, and how messages are read."""
+"""The simulated message of a client with a single image, and how messages are read."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Images out of styles."""
+"""Images reconstructed from styles."""
 
 import pytest
 import torch

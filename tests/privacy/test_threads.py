@@ -1,4 +1,4 @@
-"""Searches run in threads: no figure depends on how many, and they end when nobody waits."""
+"""Searches run in threads: their number changes no figure, and abandoned searches end."""
 
 import time
 from collections.abc import Callable, Iterator

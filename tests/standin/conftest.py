@@ -1,4 +1,4 @@
-"""A process with stand-in devices, and an environment in which other processes have them too."""
+"""Stand-in devices for this process, and an environment that gives them to other processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ UNCROPPED = {"augment": {"crop_scale": None, "flip": 0.0}}
 METHODS = {name: no_file(name) for name in names("method")} | {
     "fedadg": hyper(hidden=32, projection=16)
 }
-"""Every method, with what it needs to run on toy data."""
+"""Every method, with the settings that it needs on toy data."""
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def standin_path(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return folders that give every process with them on its path the devices ``standin:0, 1``.
+    """Return folders that give the devices ``standin:0, 1`` to every process with them on its path.
 
-    PyTorch finds the entry point when it is imported, as with a GPU maker's own package.
+    PyTorch finds the entry point on import, as with the package of a GPU maker.
     """
     site = tmp_path_factory.mktemp("site")
     package = site / "feddg_standin-1.dist-info"
@@ -40,7 +40,7 @@ def standin_path(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="package")
 def standin(standin_path: list[str]) -> Iterator[ModuleType]:
-    """Give this process the devices, and processes that it starts; return ``torch.standin``."""
+    """Give the devices to this process and its child processes; return ``torch.standin``."""
     sys.path[:0] = standin_path
     import feddg_standin
 

@@ -1,14 +1,14 @@
-"""A stand-in for GPUs: devices ``standin:0`` and ``standin:1`` whose arithmetic the CPU does.
+"""A stand-in for GPUs: devices ``standin:0`` and ``standin:1``, emulated on the CPU.
 
-It is PyTorch's Python back end for the key PrivateUse1. A tensor says that it lies on the device
-and keeps its values in a tensor on the CPU; an operation unwraps, runs on the CPU, and wraps. So
-numbers are the CPU's to the bit, and what would fail on a GPU fails here: operations that mix
-devices, draws from another device's generator, NumPy's view of a device tensor. With
-``torch.use_deterministic_algorithms`` also what PyTorch documents to have no deterministic
+It is PyTorch's Python back end for the key PrivateUse1. A tensor reports the device and keeps its
+values in a CPU tensor; an operation unwraps, runs on the CPU, and wraps. So numbers equal the CPU's
+bit for bit, and what would fail on a GPU fails here: operations that mix devices, draws from
+another device's generator, NumPy's view of a device tensor; and with
+``torch.use_deterministic_algorithms``, operations that PyTorch documents to have no deterministic
 algorithm on CUDA.
 
-PyTorch loads it when it is imported wherever this folder is on the path (the entry point beside
-this file, in PyTorch's group ``torch.backends``), so also in processes that the benchmark starts.
+PyTorch loads it on import through an entry point of its group ``torch.backends`` (``conftest.py``
+writes it), in every process with these folders on its path, including those of the benchmark.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CPU = torch.device("cpu")
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 
 _MIXES = {"aten::copy_", "aten::_to_copy", "aten::_copy_from", "aten::_foreach_copy_"}
-"""Operations that are there to go from device to device."""
+"""Operations that copy between devices."""
 
 _TAKES_CPU_SCALARS = {"aten::masked_fill", "aten::masked_fill_", "aten::fill_", "aten::index_put_"}
-"""Beside pointwise operations: what accepts one number that lies on the CPU."""
+"""Operations, besides pointwise ones, that accept a single number on the CPU."""
 
 _INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-"""Operations whose positions may lie on the CPU."""
+"""Operations whose indices may lie on the CPU."""
 
 _NO_DETERMINISTIC_CUDA = {
     *("put_", "put", "histc", "median.dim", "nanmedian.dim", "scatter_reduce", "scatter_reduce_"),
@@ -50,11 +50,11 @@ _NO_DETERMINISTIC_CUDA = {
     *(f"upsample_{mode}_backward" for mode in ("linear1d", "bilinear2d", "bicubic2d")),
     "upsample_trilinear3d_backward",
 }
-"""What raises on CUDA under ``torch.use_deterministic_algorithms(True)``, by its documentation."""
+"""Documented to raise on CUDA under ``torch.use_deterministic_algorithms(True)``."""
 
 
 class _Tensor(torch.Tensor):
-    """A tensor on a stand-in device; ``held`` has its values, on the CPU."""
+    """A tensor on a stand-in device; ``held`` has its values on the CPU."""
 
     held: torch.Tensor
 
@@ -96,7 +96,7 @@ class _Tensor(torch.Tensor):
 
 
 def _indices(index: Any) -> Any:
-    """Return an index with tensors for lists, which PyTorch's own constructor cannot put here."""
+    """Return an index with lists as tensors; PyTorch's own constructor cannot create them here."""
     if isinstance(index, tuple):
         return tuple(_indices(part) for part in index)
     return torch.tensor(index) if isinstance(index, list) else index
@@ -110,10 +110,10 @@ def _device(given: Any) -> torch.device:
 
 
 def _home(op: Any, args: Any, kwargs: Any) -> torch.device:
-    """Return the device of an operation's tensors.
+    """Return the common device of an operation's tensors.
 
     Raises:
-        RuntimeError: If they lie on several, as on CUDA.
+        RuntimeError: If they lie on several devices, as on CUDA.
     """
     name = op._schema.name
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -143,7 +143,7 @@ def _refuse(name: str, one: torch.device, other: torch.device) -> None:
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Do an operation on the CPU with what its tensors hold."""
+    """Run an operation on the CPU with the held values of its tensors."""
     name = op._schema.name
     short = name.removeprefix("aten::")
     names = {short, f"{short}.{op._schema.overload_name}"}
@@ -172,7 +172,7 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         made = op(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
     for wrapper in wrappers.values():
         held = wrapper.held
-        if (wrapper.shape, wrapper.stride()) != (held.shape, held.stride()):  # as in unsqueeze_
+        if (wrapper.shape, wrapper.stride()) != (held.shape, held.stride()):  # as by unsqueeze_
             torch.ops.aten.as_strided_.default.redispatch(
                 _META, wrapper, held.shape, held.stride(), held.storage_offset()
             )
@@ -182,7 +182,7 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _one_by_one(args: Any) -> list[Any]:
-    """Return the arguments for each place of the lists, if places lie on different devices."""
+    """Return the arguments per list position if the positions lie on different devices."""
     if len({tensor.device for tensor in args[0]}) == 1:
         return []
     return [[[a[i]] if isinstance(a, list) else a for a in args] for i in range(len(args[0]))]
@@ -210,7 +210,7 @@ def _drawing(op: Any, target: torch.device, args: Any, kwargs: Any) -> Iterator[
 
 
 class _Module(ModuleType):
-    """``torch.standin``, with the names that ``torch.cuda`` has too."""
+    """``torch.standin``, with the same names as ``torch.cuda``."""
 
     default_generators = tuple(torch.Generator() for _ in range(COUNT))
     names = tuple(os.environ.get("STANDIN_NAMES", "Stand-in,Stand-in").split(","))
@@ -267,14 +267,14 @@ _libraries: list[torch.library.Library] = []
 
 
 def install() -> None:
-    """Give this process the devices; PyTorch calls it when it is imported."""
+    """Give the devices to this process; PyTorch calls it on import."""
     from torch.utils import backend_registration
 
     if _libraries:
         return
-    # One thread for backward: PyTorch counts a Python back end's devices as one.
+    # Use one thread for backward: PyTorch counts all devices of a Python back end as one.
     torch._C._set_multithreading_enabled(False)
-    # Parameters stay the objects they are when a module moves, as on CUDA.
+    # As on CUDA, moving a module keeps its parameter objects.
     torch.__future__.set_swap_module_params_on_conversion(True)
     backend_registration._setup_privateuseone_for_python_backend(NAME, device_module)
     library = torch.library.Library("_", "IMPL")
@@ -290,7 +290,7 @@ def install() -> None:
 
 
 def _factories() -> torch.library.Library:
-    """Bring constructors here that would make an empty tensor and let it grow."""
+    """Implement constructors that would make an empty tensor and let it grow."""
     library = torch.library.Library("aten", "IMPL")
     for name in ("arange", "arange.start", "arange.start_step", "eye", "eye.m", "range"):
         base, _, overload = name.partition(".")
@@ -304,13 +304,13 @@ def _run_with(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _made_on_cpu(made: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a constructor from Python numbers, which PyTorch itself does not bring here."""
+    """Wrap a constructor from Python numbers, which PyTorch itself does not support here."""
 
     @functools.wraps(made)
     def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         if device is None or torch.device(device).type != NAME:
             return made(*args, device=device, **kwargs)
-        if torch._C._is_torch_function_mode_enabled():  # a mode of PyTorch sees the call first
+        if torch._C._is_torch_function_mode_enabled():  # PyTorch modes see the call first
             seen: torch.Tensor = torch.overrides.handle_torch_function(
                 make, (), *args, device=device, **kwargs
             )
@@ -344,14 +344,14 @@ _LOWER = {
     *("conv_tbc", "_convolution", "_addmm_activation", "scaled_dot_product_attention"),
     *("_native_multi_head_attention", "mkldnn_rnn_layer"),
 }
-"""What autocast computes in bfloat16 on the CPU; all else that it looks at, in float32."""
+"""Operations that autocast on the CPU computes in bfloat16; its other operations use float32."""
 
 _WIDEST = {"cat", "stack", "index_copy"}
-"""What it computes in the widest type of its tensors."""
+"""Operations that autocast computes in the widest type of their tensors."""
 
 
 def _autocast() -> torch.library.Library:
-    """Cast as autocast on the CPU does, so that numbers are its numbers."""
+    """Cast like autocast on the CPU, for the same numbers."""
     library = torch.library.Library("aten", "IMPL")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for full in torch._C._dispatch_get_all_op_names():
@@ -393,7 +393,7 @@ def _cast_and_run(op: Any, policy: str, *args: Any, **kwargs: Any) -> Any:
             return x
         if not (x.is_leaf and x.requires_grad and dtype == lower):
             return x.to(dtype)
-        if id(x) not in _casts:  # once in a block, or gradients would be summed in another order
+        if id(x) not in _casts:  # once per block, or gradients would be summed in another order
             _casts[id(x)] = (x, x.to(dtype))
         return _casts[id(x)][1]
 

@@ -1,4 +1,4 @@
-"""``--device`` and ``--workers``: where runs are computed, and what is refused beforehand."""
+"""``--device`` and ``--workers``: the devices of runs, and refusals before a run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SMALL = ("data.image_size=16", "clients=60", "per_round=2", "evaluation.every=2"
 TINY = ("--scenario", "ip-o-c", *SMALL, "augment.crop_scale=null", "augment.flip=0")
 
 KINDS = ("ccst", "fediir", "feddg_ga", "scaffold")
-"""One method of each kind: with messages before the first round, several calls in a round,
-validation, memories of clients."""
+"""One method of each kind: messages before the first round, several calls in a round,
+validation, client memory."""
 
 pytestmark = pytest.mark.usefixtures("standin")
 
@@ -86,7 +86,7 @@ def resnet(**train: Any) -> RunSettings:
 def test_the_memory_of_training_counts_weights_moments_and_activations() -> None:
     some, more = training_memory(resnet(batch_size=4), 3), training_memory(resnet(batch_size=8), 3)
     weights = 23_508_032 * 4  # ResNet-50 without its classifier
-    assert more - some > 4 * 64 * 64 * 3 * 4  # of four more images
+    assert more - some > 4 * 64 * 64 * 3 * 4  # size of four more images
     plain = training_memory(resnet(batch_size=4, optimizer="sgd"), 3)
     momentum = training_memory(resnet(batch_size=4, optimizer="sgd", momentum=0.9), 3)
     assert some - plain == 2 * weights
@@ -97,7 +97,7 @@ def test_the_memory_of_training_counts_weights_moments_and_activations() -> None
 
 
 def test_activations_are_those_that_backward_holds() -> None:
-    """Of one image at 224 px ResNet-50 keeps about 22 million numbers, as papers count them."""
+    """ResNet-50 keeps about 22 million numbers for one image at 224 px, as counted in papers."""
     settings = [
         toy_settings({"data": {"image_size": 224}}, resnet(batch_size=n).model_dump())
         for n in (1, 2)
@@ -158,7 +158,7 @@ def test_a_worker_on_the_cpu_leaves_pytorch_alone() -> None:
 
 
 def rounds(done: Any) -> list[Any]:
-    """Return what a record says of its rounds but for seconds, and where it was computed."""
+    """Return a record's rounds without seconds, and the device."""
     assert done.code == 0, done.err
     (file,) = json.loads(done.out)["files"]
     record = json.loads(Path(file).read_text())
@@ -172,7 +172,7 @@ def rounds(done: Any) -> list[Any]:
 def test_two_processes_on_two_devices_compute_what_the_cpu_does(
     feddg: Callable[..., Any], standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One method of each kind, too, in the two processes of the command: they begin slowly."""
+    """Also one method of each kind in the command's two processes, which take long to start."""
     same: dict[str, bool] = {}
 
     def opened(resources: Resources) -> Executor:
@@ -215,7 +215,7 @@ def test_a_run_stopped_on_a_gpu_goes_on_elsewhere(
 
 @pytest.mark.nightly
 def test_a_profile_on_a_gpu_needs_no_data(feddg: Callable[..., Any]) -> None:
-    """As ``tests/benchmarks/gpu_resnet50.sh`` calls it, with a smaller network."""
+    """Called as in ``tests/benchmarks/gpu_resnet50.sh``, with a smaller network."""
     tiny = ("backbone.name=small_cnn", "backbone.projection=0", "data.image_size=16", "clients=2")
     pacs = ("--dataset", "pacs", "--recipe", "pardon", "--synthetic", "4", "per_round=1")
     for arithmetic in ("gpu.tf32=true", "train.precision=bf16-mixed"):

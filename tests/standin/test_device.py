@@ -1,4 +1,4 @@
-"""The stand-in itself: it must refuse what a GPU refuses, or the other tests here prove nothing."""
+"""The stand-in must refuse what a GPU refuses; otherwise the other tests here prove nothing."""
 
 from __future__ import annotations
 

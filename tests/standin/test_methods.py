@@ -1,7 +1,7 @@
 """Every method, style back end, precision and kind of batch normalisation on a stand-in GPU.
 
-Numbers must be the CPU's to the bit. Crops are off, since a GPU resizes in float32 (see
-`feddg_bench.data.augment`); a test below takes that path with a tolerance.
+Results must equal the CPU's bit for bit. Crops are off, since a GPU resizes in float32 (see
+`feddg_bench.data.augment`); a test below checks crops with a tolerance.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.nightly]
 
 
 def compare(name: str, *layers: Any) -> None:
-    """Assert that two rounds on a device, stopped after the first, equal two on the CPU."""
+    """Assert that two rounds on a device, interrupted after the first, equal two on the CPU."""
     here = start_toy_run(name, UNCROPPED, *layers)
     expected = numbers(here.rounds(2))
     stopped = start_toy_run(name, UNCROPPED, *layers, device=ONE)
@@ -96,7 +96,7 @@ SIDES = {"lenet": 28, "femnist_cnn": 28, "domainbed_mnist": 28}
 
 @pytest.mark.parametrize("name", BACKBONE_NAMES)
 def test_backbones_with_deterministic_algorithms(name) -> None:
-    """Moved to the device after they were used on the CPU."""
+    """The networks are moved to the device after use on the CPU."""
     settings = BackboneSettings(name=name, pretrained=False)
     images = torch.rand(2, 3, *2 * [SIDES.get(name, 32)], generator=rng())
     net = build_backbone(settings).eval()
@@ -117,7 +117,7 @@ def test_images_stay_in_the_store_where_a_device_is_too_small(monkeypatch) -> No
     federation = toy_federation()
     device = torch.device(ONE)
     large = ImageBank(federation, device)
-    monkeypatch.setenv("STANDIN_FREE_GIB", "0.0001")  # 107 kB, of which the images are 46
+    monkeypatch.setenv("STANDIN_FREE_GIB", "0.0001")  # 107 kB, of which the images take 46 kB
     small, shared = ImageBank(federation, device), ImageBank(federation, device, sharing=3)
     monkeypatch.setenv("STANDIN_FREE_GIB", "0.0002")
     middle = ImageBank(federation, device)
@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_numbers_with_crops() -> None:
 
 @pytest.fixture(params=["pixel", "vgg19_16x"])
 def weights(request) -> tuple[str, str | None]:
-    """Return a style back end's name and its file, or skip where that is absent."""
+    """Return a style back end's name and its file; skip if the file is absent."""
     if request.param == "pixel":
         return "pixel", None
     path = request.getfixturevalue("test_data") / "weights" / "vgg19_16x_adain.safetensors"

@@ -1,6 +1,6 @@
-"""No training step waits for a device, nor does the server's mean of the replies, which is there.
+"""Training steps never wait for a device, nor does the server's mean of replies on the device.
 
-They read none of its numbers, copy none back, and copy to it from pinned memory alone.
+They neither read its numbers nor copy them back, and copy to it only from pinned memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.helpers import bitwise, rng
 from tests.standin.conftest import METHODS, UNCROPPED
 
 WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "masked_select", "_unique2")
-"""Operations whose result's value or shape the CPU needs at once."""
+"""Operations whose result's value or shape the CPU needs immediately."""
 
 pytestmark = [pytest.mark.usefixtures("standin"), pytest.mark.nightly]
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operations that make a program wait for a device, and counts copies to it."""
+    """Records operations that make a program wait for a device, and counts copies to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Watch(TorchDispatchMode):
 
 
 def waits(name: str, layer: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return what two rounds of a method wait for in training steps and in means of models."""
+    """Return waiting operations of two rounds of a method, in training steps and model means."""
     run = start_toy_run(name, UNCROPPED, layer, device="standin:0")
     model = run.server.weights
     watch, steps = Watch(), []
@@ -84,7 +84,7 @@ def waits(name: str, layer: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 STEPS = {"fedadg": ("fit",)}
-"""What runs the steps of a method that has a loop of its own."""
+"""Methods that override the training loop -> the functions that contain their steps."""
 
 
 @pytest.mark.parametrize(("name", "layer"), METHODS.items(), ids=str)
@@ -113,7 +113,7 @@ def test_tensors_of_any_type_and_shape_travel_by_one_copy() -> None:
 @pytest.mark.parametrize(("resident", "copies"), [(True, 1), (False, 2)])
 @pytest.mark.parametrize("views", [1, 2])
 def test_what_is_drawn_for_a_batch_travels_together(resident, copies, views, monkeypatch) -> None:
-    """With its positions in the store; images that are not on the device travel by themselves."""
+    """Indices into the store are included; images that are not on the device travel separately."""
     monkeypatch.setenv("STANDIN_FREE_GIB", "80" if resident else "0")
     federation = toy_federation()
     bank = ImageBank(federation, torch.device("standin:0"))
