@@ -46,7 +46,7 @@ class CopaSettings(MethodSettings):
 
 
 class Copa(Method):
-    """COPA (Wu & Gong, ICCV 2021), reconstructed from publications without any code.
+    """COPA (Wu & Gong, ICCV 2021): a reconstruction from publications, without any code.
 
     The model is a feature extractor f and M classifiers c_1 ... c_M, one for each slot. A client
     receives them all and trains f and the classifier c_i of its slot on

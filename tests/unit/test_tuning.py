@@ -593,7 +593,7 @@ def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Pat
     captions = [" ".join(build(t.name, t.description, t.runs).definitions) for t in (first, second)]
     assert "tuned by" not in captions[0]
     assert "training domains, 8 trials of one seed on ip-o-c each" in captions[1]
-    assert "also those that test on these domains" in captions[1]
+    assert "including those that test on these domains" in captions[1]
     (note,) = [n for n in build("t", second.description, second.runs).notes if "was tuned" in n]
     assert "FedProx" in note
     assert "lr=0.004" in note
