@@ -78,11 +78,11 @@ def test_too_few_runs_tell_nothing(tmp_path: Path) -> None:
     runs(tmp_path, "pardon", (0, 1))
     found = claim(tmp_path)
     assert found.tested is not None
-    assert found.tested.verdict == "cannot be told"
+    assert found.tested.verdict == "undecided"
     none = claim(tmp_path, "FPL")
     assert none.tested is None
-    assert "PARDON above FPL: cannot be told, no runs" in claims_text([none])
-    assert tally([found, none]).endswith("1 cannot be told, and of 1 there are no runs")
+    assert "PARDON above FPL: no runs" in claims_text([none])
+    assert tally([found, none]).endswith("1 undecided, 1 without runs")
 
 
 def test_a_table_s_first_scenario_need_not_be_there(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_where_the_paper_has_no_such_difference_nothing_can_be_told(tmp_path: Pa
     assert found.tested is not None
     assert found.tested.published == pytest.approx(67.01 - 69.41)
     assert found.tested.comparison.difference.low > 0
-    assert found.tested.verdict == "cannot be told"
+    assert found.tested.verdict == "undecided"
 
 
 def test_a_claim_on_a_mean_of_more_columns_leaves_as_much_open(tmp_path: Path) -> None:
@@ -267,10 +267,10 @@ def test_claims_of_one_method_are_corrected_for_their_number(tmp_path: Path) -> 
         assert found.tested is not None
         assert found.tested.comparison.difference.low > 0
         assert found.tested.comparison.p_value == pytest.approx(2 * alone)
-        assert found.tested.verdict == "cannot be told"
+        assert found.tested.verdict == "undecided"
         smallest = 5.6535 * 2 / math.sqrt(3)  # noncentral t, two degrees of freedom
         assert found.tested.comparison.detectable == pytest.approx(smallest, abs=1e-3)
-        assert f"|0.099|cannot be told, detects {smallest:.2f}|" in claims_text([found])
+        assert f"|0.099|undecided, detects {smallest:.2f}|" in claims_text([found])
 
 
 def test_verdicts_at_different_rates_that_one_run_chose_are_marked(tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_verdicts_at_different_rates_that_one_run_chose_are_marked(tmp_path: Pat
     found = claim(tmp_path)
     assert found.tested is not None
     assert found.tested.rates_apart
-    assert "cannot be told‡, detects" in claims_text([found])
-    assert "1 cannot be told (1 at different learning rates‡)" in tally([found])
+    assert "undecided‡, detects" in claims_text([found])
+    assert "1 undecided (1 at different learning rates‡)" in tally([found])
 
 
 def test_a_clear_difference_at_different_rates_tells_nothing_of_the_methods(tmp_path: Path) -> None:
@@ -287,5 +287,5 @@ def test_a_clear_difference_at_different_rates_tells_nothing_of_the_methods(tmp_
     tested = claim(tmp_path).tested
     assert tested is not None
     clear = replace(tested, comparison=replace(tested.comparison, p_value=0.001))
-    assert clear.verdict == "cannot be told"
+    assert clear.verdict == "undecided"
     assert replace(clear, rates_apart=False).verdict == "holds"

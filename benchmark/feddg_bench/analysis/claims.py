@@ -87,12 +87,12 @@ class Test:
     def verdict(self) -> str:
         """The test's verdict.
 
-        It cannot be told if the difference is not significant, if the paper has no gain in these
+        It is undecided if the difference is not significant, if the paper has no gain in these
         columns, or if the rows differ in a setting that one run chose: it may be the cause.
         """
         silent = self.rates_apart or (self.published is not None and self.published <= 0)
         if silent or not self.comparison.p_value < LEVEL:
-            return "cannot be told"
+            return "undecided"
         return "holds" if self.comparison.difference.value > 0 else "does not hold"
 
 
@@ -281,16 +281,16 @@ def tally(found: Sequence[PaperClaim]) -> str:
         for verdict, said in (
             ("holds", "hold"),
             ("does not hold", "do not hold"),
-            ("cannot be told", "cannot be told"),
+            ("undecided", "undecided"),
         )
     )
     silent = len(found) - verdicts.total()
-    return f"{len(found)} claims of papers: {told}, and of {silent} there are no runs"
+    return f"{len(found)} claims of papers: {told}, {silent} without runs"
 
 
 def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:
     """Yield a grid for each paper's table: tested claims as rows, the others as notes."""
-    heads = ("published", "ours", "p", "verdict", "as much", "frame")
+    heads = ("published", "ours", "p", "verdict", "in interval", "setup")
     for source in dict.fromkeys(claim.source for claim in found):
         mine = [claim for claim in found if claim.source == source]
         silent: dict[tuple[str, str], list[str]] = {}
@@ -298,7 +298,7 @@ def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:
             if claim.tested is None:
                 silent.setdefault((claim.where, claim.better), []).append(claim.worse)
         notes = (
-            f"{dataset_title(where)}, {better} above {'; '.join(rest)}: cannot be told, no runs."
+            f"{dataset_title(where)}, {better} above {'; '.join(rest)}: no runs."
             for (where, better), rest in silent.items()
         )
         rows = (_row(claim, claim.tested) for claim in mine if claim.tested)
@@ -308,20 +308,19 @@ def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:
 def claims_text(found: Sequence[PaperClaim]) -> str:
     """Return the claims as Markdown."""
     introduction = (
-        f"{tally(found)}. Each says that a paper's method is better on test domains than another "
-        "row of its table.\n\n"
-        "Ours is the mean difference with its 95 % interval (Student's t): over scenarios, or over "
-        f"seeds where there are fewer than {FEWEST} scenarios, and then about these alone. A claim "
-        f"*holds*, or does not, if p < {LEVEL:g} after Holm's correction for the rows that a "
-        "method is compared with; the interval is not corrected. *Detects* is the smallest true "
-        "difference that such a test finds with 80 % power. With ‡ the two ran at different "
-        "learning rates that one run chose, so that nothing can be told of the methods. The "
-        "published difference is of the columns that we have, and *as much* says whether our "
-        "interval has it inside; where "
-        "a paper prints only the mean of more columns, that stands there, and *as much* is left "
-        "open. A frame with * is not the paper's, and of "
-        "one with † the paper does not publish all, so that the rest is our choice; of "
-        "several the paper's goes first, then tuned runs, then the most runs."
+        f"{tally(found)}. Each claim says that a paper's method is better on test domains than "
+        "another row of its table.\n\n"
+        "*Ours* is the mean difference with its 95 % interval (Student's t) over scenarios; with "
+        f"fewer than {FEWEST} scenarios it is over seeds and valid for these scenarios only. A "
+        f"claim *holds*, or *does not hold*, if p < {LEVEL:g} after Holm's correction for all rows "
+        "that the method is compared with; intervals are not corrected. *Detects* is the smallest "
+        "true difference that the test detects with 80 % power. ‡: the two rows ran at different "
+        "learning rates, selected on one run, so the comparison says nothing about the methods. "
+        "*Published* is the published difference over the same columns, and *in interval* says "
+        "whether our interval contains it. If a paper prints only a mean over more columns, that "
+        "mean is given, and *in interval* is left open. *: the setup is not the paper's. †: the "
+        "paper leaves parts of the setup unpublished, and we chose them. Of several setups, the "
+        "paper's comes first, then tuned runs, then the most runs."
     )
     title = "What the papers claim, and what our runs say"
     return document(title, introduction, claims_grids(found))
@@ -335,7 +334,7 @@ def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
     ours = found.text(claim.decimals, signed=True)
     inside = "yes" if found.low <= published <= found.high else "no"
     verdict = test.verdict + "‡" * test.rates_apart
-    if test.verdict == "cannot be told" and not math.isnan(test.comparison.detectable):
+    if test.verdict == "undecided" and not math.isnan(test.comparison.detectable):
         verdict += f", detects {test.comparison.detectable:.{claim.decimals}f}"
     runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
     over = f"; {', '.join(test.columns)}" if test.columns else ""
