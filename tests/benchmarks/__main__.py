@@ -20,18 +20,18 @@ from tests.benchmarks.rows import ALL, Row
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "results" / "benchmarks.md"
-HEAD = """# What it costs
+HEAD = """# Benchmarks of speed and memory
 
-Written by `make bench`. CPU: {cpu}, one thread, PyTorch {torch}. Ratios are of CPU time, of works
-that take turns in one process, unless said otherwise; images and weights are random. "PACS" is the
-frame of the recipe `quick`: MobileNetV2 with frozen BatchNorm, 128 px, batches of 32, 57 images a
-client.
+Written by `make bench`. CPU: {cpu}, one thread, PyTorch {torch}. Unless stated otherwise, numbers
+are ratios of CPU time, measured alternately in one process on random images and weights. "PACS" is
+the setup of recipe `quick`: MobileNetV2 with frozen batch normalisation, 128 px, batches of 32, 57
+images per client.
 
 {first}
 
 ## All measurements
 """
-COLUMNS = "| what | target | measured | why |\n| --- | --- | --- | --- |"
+COLUMNS = "| measurement | target | measured | remark |\n| --- | --- | --- | --- |"
 
 FIRST = (
     "`run` with one round, over PyTorch's import",

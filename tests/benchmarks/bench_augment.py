@@ -52,8 +52,8 @@ def normaliser(size: int, layout: torch.memory_format) -> Callable[[torch.Tensor
 
 @benchmark
 def augmentation() -> Iterator[Row]:
-    """Batches of 32 images of 128 px, from a mapped store, over torchvision's chain on Pillow
-    images in memory; both normalise."""
+    """Batches of 32 images at 128 px from a memory-mapped store, relative to torchvision's chain on
+    Pillow images in memory; both normalise."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as in every worker
     images = photographs(IMAGES, SIZE)

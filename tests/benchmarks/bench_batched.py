@@ -48,8 +48,8 @@ def local_training(
 
 @benchmark
 def batched() -> Iterator[Row]:
-    """The whole local training of a round of FedAvg with `small_cnn` in the recipe `quick`, 10
-    clients of a worker together over one by one; the median of 9."""
+    """Local training of one FedAvg round with `small_cnn` in recipe `quick`: the 10 clients of a
+    worker together, relative to one by one; median of 9."""
     for name, frame in FRAMES.items():
         works = {clients: local_training(*frame, clients) for clients in ("exact", "batched")}
         found = ratios(works, 9)["batched"]
@@ -58,9 +58,8 @@ def batched() -> Iterator[Row]:
 
 @benchmark
 def batched_alone() -> Iterator[Row]:
-    """Forward and backward of one batch for each of 10 copies of `small_cnn`, nothing else: by
-    `torch.func.vmap` over one by one.
-    Clients that step together can gain no more than this."""
+    """Forward and backward pass of one batch for each of 10 copies of `small_cnn`, without other
+    work: `torch.func.vmap` relative to one by one. This bounds the gain of batched clients."""
     for images, size in ((5, 32), (8, 32), (32, 32), (64, 28)):
         ratio = ratios(one_step(images, size), 9)["batched"]
         yield Row(f"PyTorch alone: batches of {images}, {size} px", ratio)
@@ -68,10 +67,10 @@ def batched_alone() -> Iterator[Row]:
 
 @benchmark
 def batched_agreement() -> Iterator[Row]:
-    """How far the mean update of 10 clients of FedAvg on Digits4, recipe `quick`, is from that of
-    clients one by one, over its length: the largest of rounds 1 to 6, each from the weights that
-    clients one by one reach. The last bits: clients one by one whose weights were moved to a
-    neighbouring float, three draws. What rounding alone does is no less."""
+    """Relative distance of the mean update of 10 batched FedAvg clients on Digits4, recipe `quick`,
+    from that of sequential clients: the largest of rounds 1 to 6, each starting from the weights of
+    sequential clients. Last bits: sequential clients whose weights were moved to a neighbouring
+    float, three draws. Rounding alone has no smaller effect."""
     exact, batched = (digits4(clients) for clients in ("exact", "batched"))
     weights = exact.server.weights
     names = exact.server.clients[:CLIENTS]

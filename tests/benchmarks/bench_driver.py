@@ -100,9 +100,9 @@ def tree(workers: int, clients: int, work: float, reply: float) -> float:
 
 @benchmark
 def driver() -> Iterator[Row]:
-    """FedAvg's replies as bytes into `Server`: decoded, checked and added; CPU time, one thread.
-    The round is simulated from these and from one client's CPU time in the frame "PACS"; the
-    network is left out. Tree: each machine of 8 workers would send one sum."""
+    """Encoded replies of FedAvg passed to `Server`: decoded, checked and added; CPU time, one
+    thread. The round is simulated from these times and from one client's CPU time in the setup
+    "PACS"; the network is left out. Tree: each machine of 8 workers would send one sum."""
     found = {name: costs(name) for name in ("small_cnn", "mobilenet_v2", "resnet50")}
     for name, c in found.items():
         yield Row(

@@ -125,9 +125,9 @@ def rows(what: str, times: dict[str, list[float]], name: str, over: str, **targe
 
 @benchmark
 def loop() -> Iterator[Row]:
-    """A round of FedAvg of 50 clients with 5 batches of 10 random images, 32 px, an MLP 3072-32-7
-    and SGD, so that overhead dominates: CPU time over a plain loop with batches of its own, and
-    over pfl-research 0.6 (`make peers`); medians of 15 alternating rounds with intervals (97 %)."""
+    """A FedAvg round of 50 clients with 5 batches of 10 random images at 32 px, an MLP 3072-32-7
+    and SGD, so that overhead dominates: CPU time relative to a plain loop with its own batches, and
+    to pfl-research 0.6 (`make peers`); medians of 15 alternating rounds with 97 % intervals."""
     clients, images, size, batch = 50, 50, 32, 10
     federation = synthetic_federation(clients, images, size, CLASSES)
     train = {"lr": LR, "optimizer": "sgd", "batch_size": batch, "local_epochs": 1}
@@ -160,8 +160,8 @@ def loop() -> Iterator[Row]:
 
 @benchmark
 def digits() -> Iterator[Row]:
-    """A round of FedAvg of 10 clients with 72 images in the recipe `quick` of Digits4, over a plain
-    loop with the same augmented batches; the median of 15 alternating rounds with its interval."""
+    """A FedAvg round of 10 clients with 72 images in recipe `quick` of Digits4, relative to a plain
+    loop with the same augmented batches; median of 15 alternating rounds with its interval."""
     clients, size, classes = 10, 32, 10
     federation = synthetic_federation(clients, 72, size, classes)
     train = {"lr": 0.002, "batch_size": 32, "local_epochs": 2}

@@ -37,8 +37,8 @@ FOLDED = {"train.fold_batch_norm": "auto", "evaluation.fuse_batch_norm": True}
 
 @benchmark
 def clients_in_memory() -> Iterator[Row]:
-    """Peak of two rounds of 20 of N clients on the same 4,000 images of 64 px with a ResNet-18,
-    each N in a process of its own."""
+    """Peak memory of two rounds of 20 of N clients on the same 4,000 images of 64 px with a
+    ResNet-18, each N in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         np.random.default_rng(0).integers(0, 256, (IMAGES, SIZE, SIZE, 3), dtype=np.uint8).tofile(
@@ -53,8 +53,8 @@ def clients_in_memory() -> Iterator[Row]:
 
 @benchmark
 def worker_memory() -> Iterator[Row]:
-    """Peak of this process after two rounds of three clients and an evaluation of 256 images of
-    PACS's frame, each method in a process of its own; folded: train.fold_batch_norm=auto and
+    """Peak memory of one process after two rounds of three clients and an evaluation of 256 images
+    in the setup "PACS", each method in a separate process; folded: train.fold_batch_norm=auto and
     evaluation.fuse_batch_norm."""
     for method, most in (("fedavg", 1500), ("pardon", 2000), ("fedccrl", 2000)):
         for folds in (False, True):
@@ -79,9 +79,10 @@ def worker(method: str, folds: bool) -> float:
 
 @benchmark
 def plain_memory() -> Iterator[Row]:
-    """Peak of a process that does nothing but three steps on 96 images, FedCCRL's three views of a
-    batch of PACS's frame, with torchvision's network, its BatchNorm folded into the convolutions
-    and ReLU6 in place; and what a forward pass keeps for the backward pass of it."""
+    """Peak memory of a process that only makes three steps on 96 images, FedCCRL's three views of a
+    batch in the setup "PACS", with torchvision's network, its BatchNorm folded into the
+    convolutions and ReLU6 in place; and the part that a forward pass keeps for the backward
+    pass."""
     peak, kept = map(float, apart("plain()").split())
     yield Row("memory of PyTorch alone, three views", peak, unit=" MiB")
     yield Row("memory of activations, three views", kept, unit=" MiB")
@@ -120,8 +121,8 @@ def plain() -> None:
 
 @benchmark
 def run_memory() -> Iterator[Row]:
-    """The most that this process and two workers hold at a time in two rounds of four clients and
-    an evaluation of 256 images of PACS's frame, folded; what they share is counted once."""
+    """Peak memory of the main process and two workers together, in two rounds of four clients and
+    an evaluation of 256 images in the setup "PACS", folded; shared memory is counted once."""
     for method in ("fedavg", "pardon", "fedccrl"):
         mib = float(apart(f"print(whole_run({method!r}))"))
         yield Row(f"memory of a run with two workers, {method}", mib, most=4000, unit=" MiB")

@@ -48,8 +48,8 @@ TOGETHER = 5
 
 @benchmark
 def evaluation() -> Iterator[Row]:
-    """256 images: torchvision's network on all at once, the same network in parts whose maps stay
-    in the cache with ReLU6 in place, and this with evaluation.fuse_batch_norm."""
+    """256 images: torchvision's network on all at once; the same network on parts whose maps stay
+    in the cache, with ReLU6 in place; and the latter with evaluation.fuse_batch_norm."""
     run = pacs_run("fedavg", clients=6)
     fused = pacs_run("fedavg", clients=6, settings={"evaluation.fuse_batch_norm": True})
     index = torch.arange(256).numpy()
@@ -79,8 +79,8 @@ def evaluation() -> Iterator[Row]:
 
 @benchmark
 def folding() -> Iterator[Row]:
-    """A round of FedAvg with torchvision's network, the same with ReLU6 in place (the same bits),
-    and this with train.fold_batch_norm=auto."""
+    """A FedAvg round with torchvision's network; the same with ReLU6 in place (the same bits); and
+    the latter with train.fold_batch_norm=auto."""
     runs = [
         pacs_run("fedavg", settings={"train.fold_batch_norm": f}) for f in (False, False, "auto")
     ]
@@ -95,8 +95,8 @@ def folding() -> Iterator[Row]:
 
 @benchmark
 def depthwise_sums() -> Iterator[Row]:
-    """A round of two clients of the recipe `laptop` (EfficientNet-Lite0, 64 px), with
-    train.depthwise_sums over without."""
+    """A round of two clients of recipe `laptop` (EfficientNet-Lite0, 64 px): with
+    train.depthwise_sums, relative to without."""
     for method in ("fedavg", "pardon", "fedccrl"):
         works = {
             on: step(_own_run(method, "laptop", {"train": {"depthwise_sums": on}})[1])
@@ -109,8 +109,8 @@ def depthwise_sums() -> Iterator[Row]:
 
 @benchmark
 def methods() -> Iterator[Row]:
-    """CPU time of a round of two clients over FedAvg's: the median of three, in turns. PARDON and
-    CCST restyle colours; COPA has hyper.affine_norm."""
+    """CPU time of a round of two clients relative to FedAvg: median of three alternating rounds.
+    PARDON and CCST restyle colours; COPA has hyper.affine_norm."""
     known = sorted(set(names("method")) - {"fedavg", "fedbn"})
     affine = {"copa": {"hyper.affine_norm": True}}
     for first in range(0, len(known), TOGETHER):
@@ -127,7 +127,7 @@ def methods() -> Iterator[Row]:
 @benchmark
 def transfers() -> Iterator[Row]:
     """CPU time of PARDON's local training with ResNet-50 at 224 px, restyled by VGG-19 in each
-    batch or once for the run, which is not in this; random weights, 16 images."""
+    batch, or once per run, which is not included; random weights, 16 images."""
     pair = {"encoder": vgg._encoder, "decoder": vgg._decoder}
     architecture = vgg.ARCHITECTURES["vgg19"]
     tensors = {
@@ -165,9 +165,10 @@ SEEDS, SCHEMES, CORES, CLIENT = 3, 4, 2, 57
 
 @benchmark
 def sweep() -> Iterator[Row]:
-    """Eight methods, LTDO's four schemes, three seeds, on two cores: from the CPU time of a round
-    of two clients and of an evaluation of their images, random ones and random weights; as fast on
-    both cores as on one, without decoding images and the start of runs."""
+    """Estimated time of eight methods, LTDO's four scenarios and three seeds on two cores, from the
+    CPU time of a round of two clients and of an evaluation of their images (random images, random
+    weights). It assumes that each of two busy cores is as fast as one alone, and leaves out
+    decoding and start-up."""
     for recipe in ("laptop", "quick"):
         hours = {name: _seconds(name, recipe) * SEEDS * SCHEMES / CORES / 3600 for name in EIGHT}
         parts = ", ".join(f"{name} {spent:.1f}" for name, spent in hours.items())

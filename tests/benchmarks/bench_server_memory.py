@@ -24,9 +24,9 @@ from tests.benchmarks.rows import Row, benchmark
 
 @benchmark
 def server_memory() -> Iterator[Row]:
-    """Peak of aggregating 10 made-up replies of a ResNet-50, in copies of the model, beyond the
-    process before there is one: the global model and the two replies that the loop holds are
-    counted in. PPDG, PCGrad and FedOMG keep updates in a temporary file."""
+    """Peak memory of aggregating 10 synthetic replies of a ResNet-50, in multiples of the model,
+    beyond that of the process before: the global model and the two replies that the loop holds are
+    included. PPDG, PCGrad and FedOMG keep updates in a temporary file."""
     for name in ("fedavg", "ppdg", "pcgrad", "fedomg"):
         code = f"from {__name__} import *; print(*measure({name!r}, 10, 'resnet50', 0))"
         command = [sys.executable, "-c", code]

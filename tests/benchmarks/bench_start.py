@@ -32,9 +32,10 @@ def _cpu(*arguments: str) -> float:
 
 @benchmark
 def start() -> Iterator[Row]:
-    """CPU seconds of whole processes, in turns, medians of five: one that imports PyTorch; one that
-    imports Lightning and a metric of torchmetrics as well and steps Adam once; and `run` with a
-    round of FedAvg on Digits4, two clients, one scenario, with its evaluation and its record."""
+    """CPU seconds of whole processes, alternating, medians of five: one imports PyTorch; one also
+    imports Lightning and a metric of torchmetrics and makes a step of Adam; and `run` makes a
+    FedAvg round on Digits4 with two clients and one scenario, with its evaluation and its
+    record."""
     frame = ("--clients", "2", "--per-round", "2", "--rounds", "1", "--workers", "1", "--again")
     taken: list[tuple[float, float, float]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -43,9 +43,9 @@ class Made(ImageFolderDataset):
 
 @benchmark
 def store() -> Iterator[Row]:
-    """600 JPEGs of 256 px, few of them under many names, so that their bytes come from memory, are
-    decoded to 224 px, and read in random order in batches of 32. Memory is what a process cannot
-    give back, without the file cache."""
+    """600 JPEGs of 256 px, few files under many names so that their bytes come from memory, are
+    decoded to 224 px and read in random order in batches of 32. Memory is private memory, without
+    the file cache."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_images(folder / "images", IMAGES)
