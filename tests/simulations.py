@@ -170,8 +170,8 @@ def text() -> str:
         "",
         "## False positives of the t-test over scenarios",
         "",
-        f"Per cent of tables in which two methods without a mean difference differ. From "
-        f"{HELD[0]:g} to {HELD[1]:g} % the test holds.",
+        "Percentage of tables in which two methods without a mean difference differ significantly. "
+        f"The test holds from {HELD[0]:g} to {HELD[1]:g} %.",
         "",
         "| scatter of the differences | means over seeds | | medians over seeds | |",
         "| --- | ---: | --- | ---: | --- |",
@@ -180,20 +180,20 @@ def text() -> str:
             for what, mean, median in false_positives()
         ),
         "",
-        "- If one scenario's seeds scatter far more than the others', the test is blind: it "
-        "rejects less often than it may, and finds little.",
-        "- Fixed effects: the test is about scenarios like these, of which four are a sample. It "
-        "does not say that a difference in these four is chance.",
-        "- If runs collapse now and then, the test of means does not hold: tables without a "
-        "collapse, 37 % of them, call the fragile method better. A typical run of it *is* better "
-        "by 1.2 points in the row with equal means, so that medians, which are about typical runs, "
-        "rightly differ; where typical runs are equal, the test of medians holds.",
+        "- If the seeds of one scenario scatter far more than those of the others, the test is "
+        "blind: it rejects less often than 5 %, and has little power.",
+        "- Fixed effects: the test treats the four scenarios as a sample of similar ones. Without "
+        "significance, a difference in these four can still be real.",
+        "- If runs collapse occasionally, the test of means does not hold: tables without a "
+        "collapse, 37 % of them, favour the fragile method. In the row with equal means, a typical "
+        "run of that method *is* better by 1.2 points, so medians, which describe typical runs, "
+        "rightly differ; if typical runs are equal, the test of medians holds.",
         "",
         "## The difference on `test` at equal `id_test`",
         "",
-        "FedAvg is evaluated in 8 rounds, up to 85 % on `id_test`. A method that only trains "
-        "slower ends on FedAvg's line, at a lower `id_test`: its excess must be 0, and be called "
-        "significant in 5 %.",
+        "FedAvg is evaluated in 8 rounds, up to 85 % on `id_test`. A method that only trains more "
+        "slowly ends on FedAvg's line, at a lower `id_test`: its excess must be 0, and significant "
+        "in 5 % of tables.",
         "",
         "| FedAvg's first `id_test` | method behind | true excess | difference | significant, % | "
         "excess | significant, % |",

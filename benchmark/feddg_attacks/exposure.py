@@ -213,12 +213,12 @@ def privacy_grids(
 def privacy_text(methods: Mapping[str, Outline], records: Sequence[AttackRecord]) -> str:
     """Return the table ``privacy`` as Markdown."""
     end = (
-        "Means over scenarios and seeds, of the smallest clients attacked; 0.5 is chance, 1 is "
-        "all. Withheld: a control failed. -: not attacked; `feddg-bench attack --method METHOD "
-        "--kind all` does.\n\n[Notes](privacy.notes.md)"
+        "Means over scenarios and seeds, for the smallest clients attacked; 0.5 is chance, 1 is "
+        "perfect. Withheld: a control failed. -: not attacked, see `feddg-bench attack --method "
+        "METHOD --kind all`.\n\n[Notes](privacy.notes.md)"
     )
     grids = privacy_grids(methods, records)
-    return document("What attacks make of clients' messages", "", grids, end)
+    return document("Attacks on clients' messages", "", grids, end)
 
 
 def _reached(measured: Sequence[Measurement]) -> str:
@@ -267,12 +267,12 @@ def privacy_notes(
 ) -> str:
     """Return the notes of the table ``privacy``, as Markdown."""
     end = (
-        "The server sees single replies, unless sums are secure. n: images of a client. AUC and "
-        "ranks: 0.5 is chance, 1 is all; means over scenarios and seeds, with the range of their "
-        "95 % bootstrap intervals. Epsilon at: what differential privacy guarantees, and the key "
-        "metric on test after the last round. Withheld: a control failed. -: not attacked; "
-        "`feddg-bench attack --method METHOD --kind all` does. `feddg-bench methods show METHOD` "
-        "says why a protection is not possible."
+        "The server sees each client's reply unless sums are secure. n: images per client. AUC and "
+        "ranks: 0.5 is chance, 1 is perfect; means over scenarios and seeds, with the range of "
+        "their 95 % bootstrap intervals. Epsilon at: guarantee of differential privacy, and the "
+        "key metric on test after the last round. Withheld: a control failed. -: not attacked, see "
+        "`feddg-bench attack --method METHOD --kind all`. `feddg-bench methods show METHOD` gives "
+        "the reason if a protection is not possible."
     )
     return document("Notes on the table privacy", "", notes_grids(methods, records, runs), end)
 
@@ -287,7 +287,7 @@ def _bytes(alike: Sequence[Measurement]) -> str:
 def _other_frames(measured: Iterable[Measurement]) -> list[str]:
     """Return a sentence for each kind of attack made in a setup other than the recipe's."""
     said = {
-        f"Not the recipe's: `{f.head.partition(',')[0]}` is of runs with {f.frame}."
+        f"Other settings than the recipe's: `{f.head.partition(',')[0]}` has runs with {f.frame}."
         for f in measured
         if f.frame
     }

@@ -65,7 +65,10 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
     text = (tmp_path / "tables" / "privacy.notes.md").read_text()
     assert "## Digits4, recipe quick" in text
     assert "|PARDON|style|24 (another setup)|no|no|yes|0." in text
-    assert "Not the recipe's: `membership AUC` is of runs with data.image\\_size=16." in text
+    assert (
+        "Other settings than the recipe's: `membership AUC` has runs with data.image\\_size=16."
+        in text
+    )
     assert "|PARDON|style|0." in (tmp_path / "tables" / "privacy.md").read_text()
     assert (tmp_path / "tables" / "privacy.csv").read_text().count("membership AUC") == 2
 

@@ -89,7 +89,10 @@ def test_a_kind_that_attacks_another_frame_says_so_and_its_bytes_are_not_the_rec
     text = privacy_notes(METHODS, [attack(found, kind="gradient-inversion", settings=frame)])
     cells = row_of(text, "pardon", "weights")
     assert (cells[2], cells[6]) == ("7 (another setup)", "0.90 [0.80, 1.00] (n = 10)")
-    said = "Not the recipe's: `image` is of runs with backbone.name=lenet, data.image\\_size=16."
+    said = (
+        "Other settings than the recipe's: `image` has runs with backbone.name=lenet, "
+        "data.image\\_size=16."
+    )
     assert f"- {said}" in text.splitlines()
     assert said not in privacy_notes(METHODS, [record(0.6)])
 
