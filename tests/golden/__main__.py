@@ -87,13 +87,14 @@ def today() -> Known:
         if "all" not in names:
             continue
         for claim in claims(made.runs):
-            if claim.tested is not None:
+            for test in claim.tests:
                 said = f"{claim.source}, {claim.where}: {claim.better} above {claim.worse}"
-                test = claim.tested.comparison
-                gap = (test.difference.value, test.difference.low, test.difference.high)
-                value, low, high = (f"{number:.10g}" for number in gap)
-                origin = (digest([said]), "", "", "", "claim", "", "")
-                found[origin] = {(value, f"{test.p_value:.10g}", low, high): said}
+                origin = (digest([said, test.frame]), "", "", "", "claim", "", "")
+                compared = test.comparison
+                gap = compared.difference
+                value, low, high = (f"{n:.10g}" for n in (gap.value, gap.low, gap.high))
+                place = f"{said}, {test.frame}"
+                found[origin] = {(value, f"{compared.p_value:.10g}", low, high): place}
     return found
 
 

@@ -15,7 +15,7 @@ from feddg_bench.analysis.claims import PaperClaim, claims, claims_text, tally
 from feddg_bench.analysis.tables.describe import load_description, named_tables
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.records.record import TunedRecord
-from feddg_bench.records.runs import read_runs
+from feddg_bench.records.runs import key_metric, read_runs
 from feddg_bench.records.statistics import t_test
 from tests.fabricate_records import in_frame, record, save
 from tests.helpers import refused
@@ -106,6 +106,59 @@ def test_the_papers_frame_goes_first_then_tuned_runs(tmp_path: Path) -> None:
     assert second is not None
     assert not second.departs
     assert "recipe pardon" in second.frame
+
+
+def trained_to(root: Path, recipe: str, accuracy: float, seeds: Sequence[int] = (0, 1, 2)) -> None:
+    """Save runs of PARDON and CCST with this accuracy on `id_test` in a recipe."""
+    part = {"accuracy": accuracy, "images": 100, "loss": 1.0}
+    known = {"id_test": dict.fromkeys(("cartoon", "sketch"), part)}
+    for method in ("pardon", "ccst"):
+        for seed in seeds:
+            settings = in_frame(recipe, "pacs", method)
+            where = {"scenario": "cs-a-p", "seed": seed, "recipe": recipe}
+            entries = {-1: {"evaluation": known}}
+            save(root, record(method, "pacs", settings=settings, entries=entries, **where))
+
+
+def recipes_of(found: PaperClaim) -> list[str]:
+    return [test.recipe for test in found.tests]
+
+
+def test_each_recipe_has_a_line_the_best_trained_first(tmp_path: Path) -> None:
+    trained_to(tmp_path, "laptop", 0.7)
+    trained_to(tmp_path, "quick", 0.8)
+    trained_to(tmp_path, "desktop", 0.9)
+    found = claim(tmp_path)
+    assert recipes_of(found) == ["desktop", "quick", "laptop"]
+    assert [round(test.trained) for test in found.tests] == [90, 80, 70]
+    lines = [line for line in claims_text([found]).splitlines() if "|PARDON above CCST" in line]
+    assert all(recipe in line for recipe, line in zip(recipes_of(found), lines, strict=True))
+    assert tally([found]).startswith("1 claims")
+    trained_to(tmp_path, "pardon", 0.5)
+    assert recipes_of(claim(tmp_path))[0] == "pardon"  # the paper's own
+
+
+def test_a_recipe_without_enough_seeds_makes_way_for_one_with_a_test(tmp_path: Path) -> None:
+    trained_to(tmp_path, "quick", 0.9, seeds=(0,))
+    assert recipes_of(claim(tmp_path)) == ["quick"]
+    trained_to(tmp_path, "laptop", 0.7)
+    assert recipes_of(claim(tmp_path)) == ["laptop"]
+
+
+def test_p_is_corrected_for_the_claims_of_its_recipe_only(tmp_path: Path) -> None:
+    """Two claims are tested in `quick`, one of them also in `laptop`."""
+    fpl_too(tmp_path)
+    trained_to(tmp_path, "laptop", 0.1)
+    quick, laptop = claim(tmp_path).tests
+    assert (quick.recipe, laptop.recipe) == ("quick", "laptop")
+    assert quick.comparison.p_value == pytest.approx(2 * t_test(np.array([3.0, 5.0, 7.0])))
+    measured = {
+        (run.method, run.seed): key_metric(run, run.evaluation("last"), "test") or 0.0
+        for run in read_runs(tmp_path)
+        if run.recipe == "laptop"
+    }
+    gaps = [measured["pardon", seed] - measured["ccst", seed] for seed in range(3)]
+    assert laptop.comparison.p_value == pytest.approx(t_test(np.array(gaps)))
 
 
 def fisc_6(root: Path, levels: Sequence[tuple[float, int]]) -> PaperClaim:

@@ -660,8 +660,15 @@ def test_a_setup_has_one_leaderboard_and_variants_have_another(
     endings = ("md", "notes.md", "csv", "tex")
     assert set(files) == {f"{s}.{e}" for s in stems for e in endings} | {"tables.tex"}
     assert files["digits4-ltdo-quick.md"].count("|FedAvg") == 1
+    for seed in (1, 2):
+        tuned = TunedRecord(trials=4, settings={"train.lr": 0.25})
+        record = add("pardon", seed=seed, recipe="another", train__lr=0.25)
+        ResultsStore(tmp_path).save(record.model_copy(update={"tuned": tuned}))
     made = feddg("tables", "all", "--results", tmp_path, "--out", "all", "--variants")
-    assert "not written, as another setup has more runs: digits4-ltdo-another" in made.out
+    assert "tuned or untuned runs of the same recipe are more: digits4-ltdo-another (" in made.out
+    written = {path.stem for path in Path("all").glob("digits4-*.tex")}
+    assert {"digits4-ltdo-quick", "digits4-ltdo-another-tuned"} <= written
+    assert "digits4-ltdo-another" not in written
     text = (Path("all") / "digits4-ltdo-quick-variants.md").read_text()
     assert "FedAvg (lambda=0)" in text
     assert "FedAvg (lambda=0.5)" in text

@@ -61,8 +61,9 @@ class TablesCommand(Shown):
 
     A table shows one setup, a recipe with its own or with tuned settings: the paper's, or else the
     one with the most runs. NAME.notes.md lists the runs behind the numbers, the varied settings,
-    and commands that fill missing cells. With all, tables without a measured number are left out,
-    and so are the leaderboards of all but one setup; naming such a table writes it anyway.
+    and commands that fill missing cells. With all, tables without a measured number are left out
+    unless they are named, and each recipe has one leaderboard, of its tuned or its untuned runs,
+    whichever are more.
     """
 
     tables: TableNames = None
@@ -115,7 +116,10 @@ class TablesCommand(Shown):
         if own:
             say(WRITERS["md"]["md"](grids[0]))
         if left:
-            say(f"not written, as another setup has more runs: {', '.join(left)} (tables generic)")
+            say(
+                f"not written, as tuned or untuned runs of the same recipe are more: "
+                f"{', '.join(left)} (tables generic)"
+            )
         if judged is not None:
             write_whole(
                 (self.out or folders[0]) / "claims.md", claims_text(judged).encode(), sync=False

@@ -128,10 +128,11 @@ def leaderboards(
 
 
 def most_complete(frames: Sequence[Frame]) -> list[Frame]:
-    """Return, for each data set and protocol, the frame with the most runs in its rows."""
-    found: dict[tuple[str, str], list[Frame]] = {}
+    """Return, for each data set, protocol and recipe, the frame with the most runs in its rows."""
+    found: dict[tuple[str, str, str], list[Frame]] = {}
     for frame in frames:
-        found.setdefault((frame.runs[0].dataset, frame.runs[0].protocol), []).append(frame)
+        one = frame.runs[0]
+        found.setdefault((one.dataset, one.protocol, one.recipe), []).append(frame)
 
     def size(frame: Frame) -> int:
         by_method: dict[str, list[RecordedRun]] = {}

@@ -169,7 +169,7 @@ def make_tables(
     Args:
         names: ``all``, ``generic`` (a leaderboard for each data set, protocol and setup with runs),
             papers' tables such as ``pardon-1``, or YAML files that describe one. ``all`` has only
-            the leaderboard with the most runs for each data set and protocol.
+            the leaderboard with the most runs for each data set, protocol and recipe.
         folders: Folders of records, read only after all names have been checked.
         chosen: Options, see `TableOptions.of`.
         also: Further valid names, for the message about an unknown one.
