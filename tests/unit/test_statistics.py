@@ -28,6 +28,7 @@ from feddg_bench.records.statistics import (
     interquartile_mean,
     iqm,
     is_blind,
+    needed,
     t_interval,
     t_test,
 )
@@ -337,6 +338,21 @@ def test_what_a_test_detects_is_that_of_statsmodels(n: int) -> None:
     assert detectable(gaps) == pytest.approx(effect * gaps.std(ddof=1), rel=1e-5)
     assert detectable(gaps + 5) == pytest.approx(detectable(gaps))  # only the scatter matters
     assert math.isnan(detectable(gaps[:2]))
+
+
+@pytest.mark.parametrize("difference", [0.5, 1.0, 2.0, 4.0])
+def test_the_needed_number_of_scenarios_is_the_first_with_enough_power(difference: float) -> None:
+    from statsmodels.stats.power import TTestPower
+
+    gaps = np.random.default_rng(4).normal(1.0, 2.0, 4)
+    found = compare(sample([[gap] for gap in gaps]), sample([[0.0]] * 4))
+    number = needed(found, difference, 999)
+    effect = difference / gaps.std(ddof=1)
+    power = [TTestPower().power(effect, nobs, alpha=0.05) for nobs in range(3, 1000)]
+    assert number == 3 + next(place for place, one in enumerate(power) if one >= 0.8)
+    assert needed(found, found.detectable * (1 + 1e-9), 999) == 4  # as many as there are
+    assert needed(found, difference, number - 1) is None
+    assert needed(found, -difference, 999) is None
 
 
 def test_clear_leads_take_the_noise_of_all_into_account() -> None:

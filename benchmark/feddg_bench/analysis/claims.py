@@ -44,10 +44,13 @@ from feddg_bench.records.statistics import (
     Unit,
     compare,
     corrected,
+    needed,
 )
 
 _OURS = ("partition.", "federation.", "backbone.")
 """Prefixes of the settings in which the tested runs may differ from the claim's table."""
+_MOST = 999
+"""Largest number of scenarios or seeds that is named as needed for a decision."""
 _SPLIT = "test"
 """Claims about validation domains are left out: those domains serve to choose a round."""
 
@@ -333,7 +336,7 @@ def tally(found: Sequence[PaperClaim]) -> str:
 
 def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:
     """Yield a grid for each paper's table: tested claims as rows, the others as notes."""
-    heads = ("published", "ours", "p", "verdict", "in interval", "setup")
+    heads = ("published", "ours", "p", "verdict", "detects", "needs", "in interval", "setup")
     for source in dict.fromkeys(claim.source for claim in found):
         mine = [claim for claim in found if claim.source == source]
         silent: dict[tuple[str, str], list[str]] = {}
@@ -356,13 +359,16 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         "*Ours* is the mean difference with its 95 % interval (Student's t) over scenarios; with "
         f"fewer than {FEWEST} scenarios it is over seeds and valid for these scenarios only. A "
         f"claim *holds*, or *does not hold*, if p < {LEVEL:g} after Holm's correction for all rows "
-        "that the method is compared with in a recipe; intervals are not corrected. *Detects* is "
-        "the smallest true difference that the test detects with 80 % power. ‡: the two rows ran "
-        "at different learning rates, selected on one run, so the comparison says nothing about "
-        "the methods. *Published* is the published difference over the same columns, and *in "
-        "interval* says whether our interval contains it. If a paper prints only a mean over more "
-        "columns, that mean is given, and *in interval* is left open. *: the setup is not the "
-        "paper's. †: the paper leaves parts of the setup unpublished, and we chose them.\n\n"
+        "that the method is compared with in a recipe; intervals are not corrected. ‡: the two "
+        "rows ran at different learning rates, selected on one run, so the comparison says "
+        "nothing about the methods. *Published* is the published difference over the same "
+        "columns, and *in interval* says whether our interval contains it. If a paper prints only "
+        "a mean over more columns, that mean is given, and *in interval* is left open. *: the "
+        "setup is not the paper's. †: the paper leaves parts of the setup unpublished, and we "
+        "chose them.\n\n"
+        "*Detects* is the smallest true difference that the test detects with 80 % power, and "
+        "*needs* the number of scenarios or seeds with which it would detect the published "
+        "difference, if they scatter as ours do; both without Holm's correction.\n\n"
         "A claim has a line for each recipe with a test, in its tuned setup or else the one with "
         "the most runs. The paper's recipe comes first; then the recipe whose runs have the higher "
         "accuracy on held-out images of the training domains (`id_test`), since their training "
@@ -372,15 +378,22 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
     return document(title, introduction, claims_grids(found))
 
 
+def _needs(test: Test, published: float) -> str:
+    """Return the number of scenarios or seeds that would decide an undecided claim."""
+    if test.verdict != "undecided" or test.rates_apart or not test.decidable or published <= 0:
+        return "-"
+    units = "scenarios" if test.scenarios >= FEWEST else "seeds"
+    number = needed(test.comparison, published, _MOST)
+    return f"over {_MOST} {units}" if number is None else f"{number} {units}"
+
+
 def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
     """Return a claim's label and the cells with its test result."""
     found = test.comparison.difference
     published = claim.published if test.published is None else test.published
     ours = found.text(claim.decimals, signed=True)
     inside = "yes" if found.low <= published <= found.high else "no"
-    verdict = test.verdict + "‡" * test.rates_apart
-    if test.verdict == "undecided" and not math.isnan(test.comparison.detectable):
-        verdict += f", detects {test.comparison.detectable:.{claim.decimals}f}"
+    smallest = test.comparison.detectable
     runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
     over = f"; {', '.join(test.columns)}" if test.columns else ""
     mark = "*" if test.departs else "†" if test.chosen else ""
@@ -389,7 +402,9 @@ def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
         Entry(published, f"{published:+z.{claim.decimals}f}"),
         Entry(found.value, ours, low=found.low, high=found.high),
         Entry(test.comparison.p_value, p_text(test.comparison.p_value)),
-        verdict,
+        test.verdict + "‡" * test.rates_apart,
+        Entry(smallest, f"{smallest:.{claim.decimals}f}") if test.decidable else "-",
+        _needs(test, published),
         inside if test.decidable and test.published is not None else "-",
         f"{test.frame}{mark} ({runs}{'s' * (test.seeds > 1)}{over})",
     )

@@ -235,13 +235,40 @@ def detectable(differences: _Values) -> float:
     Args:
         differences: One per scenario, [n]; NaN is returned for n < `FEWEST`.
     """
-    free = len(differences) - 1
-    if free + 1 < FEWEST:
-        return NAN
+    n = len(differences)
+    return NAN if n < FEWEST else _detected(n) * _standard_error(differences)
+
+
+@cache
+def _detected(n: int) -> float:
+    """Return the true mean of n differences, in standard errors, detected with 80 % power."""
     from scipy.special import nctdtrinc, stdtrit
 
-    shift = float(nctdtrinc(free, 1 - POWER, stdtrit(free, 1 - LEVEL / 2)))
-    return shift * _standard_error(differences)
+    return float(nctdtrinc(n - 1, 1 - POWER, stdtrit(n - 1, 1 - LEVEL / 2)))
+
+
+def needed(comparison: Comparison, difference: float, most: int) -> int | None:
+    """Return the smallest number of scenarios with which `t_test` detects a true difference.
+
+    The power is 80 %, and scenarios scatter as in the comparison. It is the inverse of
+    `detectable`.
+
+    Args:
+        comparison: Comparison that shows the scatter.
+        difference: True difference, above 0 in the unit of the comparison.
+        most: Largest number that is tried.
+
+    Returns:
+        At least `FEWEST`; ``None`` if ``most`` are not enough, or the comparison has too few
+        scenarios to show a scatter.
+    """
+    n, smallest = comparison.scenarios, comparison.detectable
+    if math.isnan(smallest) or not difference > 0:
+        return None
+    deviation = smallest / _detected(n) * math.sqrt(n)
+    errors = (_detected(k) / math.sqrt(k) for k in range(FEWEST, most + 1))
+    enough = (k for k, error in enumerate(errors, FEWEST) if error * deviation <= difference)
+    return next(enough, None)
 
 
 def clear_leads(differences: _Values) -> NDArray[np.bool_]:
