@@ -677,6 +677,20 @@ def test_a_setup_has_one_leaderboard_and_variants_have_another(
     assert "did you mean 'another'?" in made.err
 
 
+def test_a_recipe_without_a_number_for_a_table_is_refused(
+    add: Add, tmp_path: Path, feddg: Callable[..., Any]
+) -> None:
+    add("pardon", recipe="small", partition__clients=20)
+    add("pardon", recipe="digits")  # the table is about PACS and Office-Home
+    for recipe, why in (("small", "has N=100;"), ("digits", "fits a row and a column;")):
+        made = feddg("tables", "pardon-1", "--results", tmp_path, "--recipe", recipe)
+        assert made.code == 2
+        assert (
+            f"{recipe!r} has no number for the table pardon-1: none of its runs {why}" in made.err
+        )
+    assert not (tmp_path / "tables").exists()
+
+
 def test_missing_cells_say_which_command_fills_them(add: Add, tmp_path: Path) -> None:
     for scenario in PAIR:
         add("fedavg", scenario, 0)

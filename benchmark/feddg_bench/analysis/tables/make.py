@@ -204,6 +204,8 @@ def make_tables(
     for name, description in described.items():
         adapted = chosen.adapted(description)
         mine = of_setup(adapted, runs, recipe)
+        if recipe is not None and not mine and name in names:
+            raise SettingsError(_unfit(name, adapted, runs, recipe))
         grid = chosen.table(name + end, adapted, mine)
         if not grid.lines and name not in names:  # its rows are methods with runs: there are none
             continue
@@ -216,6 +218,16 @@ def make_tables(
         if asked := [name for name in extension.grids if {"all", name} & set(names)]:
             grids += extension.make_grids(asked, folders)
     return Made(grids, runs, left)
+
+
+def _unfit(name: str, described: Description, runs: Sequence[RecordedRun], recipe: str) -> str:
+    """Return why a table shows no run of a recipe."""
+    mine = [run for run in runs if run.recipe == recipe]
+    lacking = {k: v for k, v in described.where.items() if not fitting(mine, {k: v})}
+    why = "none of its runs fits a row and a column"
+    if lacking:
+        why = f"none of its runs has {' '.join(assignments(lacking))}"
+    return f"recipe {recipe!r} has no number for the table {name}: {why}; leave out --recipe"
 
 
 def make_table(
