@@ -660,12 +660,12 @@ def test_a_setup_has_one_leaderboard_and_variants_have_another(
     endings = ("md", "notes.md", "csv", "tex")
     assert set(files) == {f"{s}.{e}" for s in stems for e in endings} | {"tables.tex"}
     assert files["digits4-ltdo-quick.md"].count("|FedAvg") == 1
-    for seed in (1, 2):
-        tuned = TunedRecord(trials=4, settings={"train.lr": 0.25})
-        record = add("pardon", seed=seed, recipe="another", train__lr=0.25)
-        ResultsStore(tmp_path).save(record.model_copy(update={"tuned": tuned}))
+    tuned = TunedRecord(trials=4, settings={"train.lr": 0.25})
+    record = add("pardon", id_test=(0.9,), recipe="another", train__lr=0.25)
+    ResultsStore(tmp_path).save(record.model_copy(update={"tuned": tuned}))
     made = feddg("tables", "all", "--results", tmp_path, "--out", "all", "--variants")
-    assert "tuned or untuned runs of the same recipe are more: digits4-ltdo-another (" in made.out
+    said = "not written, as other setups have more runs, and better trained ones: "
+    assert f"{said}digits4-ltdo-another (" in made.out
     written = {path.stem for path in Path("all").glob("digits4-*.tex")}
     assert {"digits4-ltdo-quick", "digits4-ltdo-another-tuned"} <= written
     assert "digits4-ltdo-another" not in written
@@ -972,7 +972,7 @@ def test_captions_and_files_of_the_shipped_tables_are_short() -> None:
     folder = Path(__file__).parents[2] / "results" / "tables"
     tables = [p for p in folder.glob("*.md") if p.suffixes == [".md"]]
     assert len(tables) > 10
-    assert len(list(folder.iterdir())) <= 70
+    assert len(list(folder.iterdir())) <= 72
     for path in [*tables, folder.parent / "leakage" / "tables" / "privacy.md"]:
         text = path.read_text()
         assert len(text.split()) <= 600, path

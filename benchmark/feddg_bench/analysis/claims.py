@@ -27,14 +27,14 @@ from feddg_bench.analysis.tables.describe import (
     load_description,
     named_tables,
 )
-from feddg_bench.analysis.tables.generic import Frame, frames
+from feddg_bench.analysis.tables.generic import Frame, frames, trained
 from feddg_bench.analysis.tables.grid import Entry, Grid, text_grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.analysis.tables.setups import departures, own_choices
 from feddg_bench.analysis.tables.writers import document
 from feddg_bench.plugins import dataset_title
 from feddg_bench.records.differences import varying
-from feddg_bench.records.runs import RecordedRun, key_metric
+from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
     FEWEST,
     LEVEL,
@@ -252,7 +252,9 @@ def _test(
     return Test(
         frame=frame.description.title,
         recipe=run.recipe,
-        trained=_trained(mine, theirs, held),
+        trained=trained(
+            run for row in (mine, theirs) for n in sorted(held) for run in row.runs.get(n, ())
+        ),
         departs=departs,
         chosen=chosen,
         comparison=compared,
@@ -262,14 +264,6 @@ def _test(
         columns=tuple(heads),
         published=published,
     )
-
-
-def _trained(mine: Row, theirs: Row, numbers: Collection[int]) -> float:
-    """Return the mean of two rows on ``id_test`` after the last round; 0 if it was not measured."""
-    runs = (run for row in (mine, theirs) for n in sorted(numbers) for run in row.runs.get(n, ()))
-    found = (key_metric(run, run.evaluation("last"), "id_test") for run in runs)
-    known = [number for number in found if number is not None]
-    return sum(known) / len(known) if known else 0.0
 
 
 def _rates_apart(mine: Row, theirs: Row, numbers: Collection[int]) -> bool:

@@ -62,8 +62,8 @@ class TablesCommand(Shown):
     A table shows one setup, a recipe with its own or with tuned settings: the paper's, or else the
     one with the most runs. NAME.notes.md lists the runs behind the numbers, the varied settings,
     and commands that fill missing cells. With all, tables without a measured number are left out
-    unless they are named, and each recipe has one leaderboard, of its tuned or its untuned runs,
-    whichever are more.
+    unless they are named. Of several setups, those with the most runs and with the highest accuracy
+    on id_test have a leaderboard.
     """
 
     tables: TableNames = None
@@ -117,7 +117,7 @@ class TablesCommand(Shown):
             say(WRITERS["md"]["md"](grids[0]))
         if left:
             say(
-                f"not written, as tuned or untuned runs of the same recipe are more: "
+                f"not written, as other setups have more runs, and better trained ones: "
                 f"{', '.join(left)} (tables generic)"
             )
         if judged is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ from feddg_bench.records.differences import (
     varying,
 )
 from feddg_bench.records.metrics import Metric
-from feddg_bench.records.runs import FIELDS, RecordedRun
+from feddg_bench.records.runs import FIELDS, RecordedRun, key_metric
 from feddg_bench.records.statistics import FEWEST
 
 AGAINST = "fedavg"
@@ -127,12 +127,24 @@ def leaderboards(
     return [replace(frame, name=frame.setup) for frame in shown]
 
 
-def most_complete(frames: Sequence[Frame]) -> list[Frame]:
-    """Return, for each data set, protocol and recipe, the frame with the most runs in its rows."""
-    found: dict[tuple[str, str, str], list[Frame]] = {}
+def trained(runs: Iterable[RecordedRun]) -> float:
+    """Return the mean key metric on `id_test` after the last round; 0 if it was not measured.
+
+    It shows how far training has come: where it is low, methods differ by the speed of training.
+    """
+    found = (key_metric(run, run.evaluation("last"), "id_test") for run in runs)
+    known = [number for number in found if number is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
+def most_telling(frames: Sequence[Frame]) -> list[Frame]:
+    """Return, for each data set and protocol, the largest frame and the best trained one.
+
+    The largest has the most runs in its rows; `trained` says how well a frame's runs are trained.
+    """
+    found: dict[tuple[str, str], list[Frame]] = {}
     for frame in frames:
-        one = frame.runs[0]
-        found.setdefault((one.dataset, one.protocol, one.recipe), []).append(frame)
+        found.setdefault((frame.runs[0].dataset, frame.runs[0].protocol), []).append(frame)
 
     def size(frame: Frame) -> int:
         by_method: dict[str, list[RecordedRun]] = {}
@@ -140,7 +152,12 @@ def most_complete(frames: Sequence[Frame]) -> list[Frame]:
             by_method.setdefault(run.method, []).append(run)
         return sum(len(least_departing(mine, {})) for mine in by_method.values())
 
-    return [max(of, key=size) for of in found.values()]
+    best = [
+        frame.name
+        for of in found.values()
+        for frame in (max(of, key=size), max(of, key=lambda frame: trained(frame.runs)))
+    ]
+    return [frame for frame in frames if frame.name in best]
 
 
 def by_values(

@@ -21,7 +21,7 @@ from feddg_bench.analysis.tables.describe import (
 from feddg_bench.analysis.tables.generic import (
     by_values,
     leaderboards,
-    most_complete,
+    most_telling,
     shown_as,
     slug,
     varied,
@@ -169,7 +169,7 @@ def make_tables(
     Args:
         names: ``all``, ``generic`` (a leaderboard for each data set, protocol and setup with runs),
             papers' tables such as ``pardon-1``, or YAML files that describe one. ``all`` has only
-            the leaderboard with the most runs for each data set, protocol and recipe.
+            the largest and the best trained leaderboard for each data set and protocol.
         folders: Folders of records, read only after all names have been checked.
         chosen: Options, see `TableOptions.of`.
         also: Further valid names, for the message about an unknown one.
@@ -192,7 +192,7 @@ def make_tables(
     left: list[str] = []
     if {"all", "generic"} & set(names):
         tables = leaderboards(runs, chosen.against, recipe)
-        shown = tables if "generic" in names else most_complete(tables)
+        shown = tables if "generic" in names else most_telling(tables)
         left = [table.name for table in tables if table not in shown]
         if chosen.variants:
             setups = {table.setup for table in shown}
