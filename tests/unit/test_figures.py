@@ -19,13 +19,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import nn
 
 from feddg_bench.analysis.figures import landscape
 from feddg_bench.analysis.figures import series as series_module
 from feddg_bench.analysis.figures.curves import Axis, draw_curves
 from feddg_bench.analysis.figures.drawing import (
+    COLOURS,
     Picture,
     entitle,
     new_figure,
@@ -553,6 +554,19 @@ def test_files_are_the_same_bytes_whatever_the_user_has_set(add: Add, tmp_path: 
         assert image.info["dpi"] == pytest.approx((150, 150), abs=0.1)
         assert "test domain" in image.text["Description"]  # type: ignore[attr-defined]
     assert [path.suffix for path in picture.save(tmp_path)] == [".png", ".csv"]
+
+
+def test_six_methods_keep_their_colours_in_the_file(add: Add, tmp_path: Path) -> None:
+    for number, method in enumerate(("fedavg", "fedprox", "ccst", "fedsr", "pardon", "moon")):
+        add(method, test=(0.1 * number + 0.1, 0.1 * number + 0.3))
+    with styled():
+        picture = convergence(only_frame(tmp_path), EVERYTHING)
+        assert picture is not None
+        path = picture.save(tmp_path)[0]
+    with Image.open(path) as image:
+        drawn = np.unique(np.asarray(image.convert("RGB"), dtype=int).reshape(-1, 3), axis=0)
+    for colour in ("#ffffff", *COLOURS):
+        assert (drawn == ImageColor.getrgb(colour)).all(axis=1).any(), colour
 
 
 def test_no_cell_of_a_sheet_starts_a_formula() -> None:

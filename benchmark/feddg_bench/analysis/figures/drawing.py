@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (2, 1)))
@@ -81,7 +82,7 @@ class Picture:
     figure: Figure  # what was drawn; only valid inside `styled`
     sheet: Sheet | None = None  # its numbers, if they get a file
     notes: tuple[str, ...] = ()  # sentences about what it leaves out
-    photos: bool = False  # whether it shows images, which need more than 32 colours
+    photos: bool = False  # whether it shows images, which need more than 256 colours
 
     def save(self, folder: Path, formats: Sequence[str] = ("png",)) -> list[Path]:
         """Write the picture in each format, and CSV if there are numbers; return the paths.
@@ -118,9 +119,27 @@ class Picture:
         file = io.BytesIO()
         with Image.open(io.BytesIO(png)) as image:
             whole = image.convert("RGB")
-            small = whole if self.photos else whole.quantize(32, dither=Image.Dither.NONE)
+            small = whole if self.photos else _with_palette(whole)
             small.save(file, format="PNG", optimize=True, dpi=(DPI, DPI), pnginfo=info)
         return file.getvalue()
+
+
+def _with_palette(image: Image) -> Image:
+    """Return the image in 256 colours; white and those of `COLOURS` stay exact.
+
+    Pillow's octree shifts them by a few of 255 steps; its median cut merges colours of series.
+    """
+    import numpy as np
+    from PIL import Image, ImageColor
+
+    small = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    palette = np.reshape(small.getpalette() or [], (-1, 3))
+    pixels, places = np.asarray(image), np.asarray(small)
+    for colour in ("#ffffff", *COLOURS):
+        exact = ImageColor.getrgb(colour)
+        palette[places[(pixels == exact).all(axis=-1)][:1]] = exact  # all of them have one place
+    small.putpalette(palette.ravel().tolist())
+    return small
 
 
 @contextmanager
