@@ -109,6 +109,19 @@ def test_the_papers_frame_goes_first_then_tuned_runs(tmp_path: Path) -> None:
     assert "recipe pardon" in second.frame
 
 
+def test_tuned_runs_take_the_place_of_untuned_ones_once_they_have_an_interval(
+    tmp_path: Path,
+) -> None:
+    runs(tmp_path, "pardon", (0, 1, 2))
+    runs(tmp_path, "ccst", (0,), tuned=True, scenarios=PACS[:1])
+    (untuned,) = claim(tmp_path).tests
+    assert "tuned" not in untuned.frame
+    assert untuned.verdict == "holds"
+    runs(tmp_path, "ccst", (1, 2), tuned=True, scenarios=PACS[:1])
+    (tuned,) = claim(tmp_path).tests
+    assert "tuned" in tuned.frame
+
+
 def trained_to(root: Path, recipe: str, accuracy: float, seeds: Sequence[int] = (0, 1, 2)) -> None:
     """Save runs of PARDON and CCST with this accuracy on `id_test` in a recipe."""
     part = {"accuracy": accuracy, "images": 100, "loss": 1.0}

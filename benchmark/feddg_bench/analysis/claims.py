@@ -306,9 +306,10 @@ def _by_seed(sample: Sample, pairs: Sequence[Measured]) -> Sample:
     return {((0, f"seed {s}"), 0): sum(found) / len(found) for s, found in values.items()}
 
 
-def _rank(test: Test) -> tuple[bool, bool, int, str]:
-    """Return a sort key for setups: first the paper's, then tuned runs, then the most runs."""
-    return (test.departs, "tuned" not in test.frame, -test.scenarios * test.seeds, test.frame)
+def _rank(test: Test) -> tuple[bool, bool, bool, int, str]:
+    """Return a sort key for setups: the paper's, those with an interval, tuned ones, most runs."""
+    runs = test.scenarios * test.seeds
+    return (test.departs, not test.decidable, "tuned" not in test.frame, -runs, test.frame)
 
 
 def tally(found: Sequence[PaperClaim]) -> str:
