@@ -186,7 +186,7 @@ def _apart(
         _dress(axes, curves, axis)
         axes.tick_params(axis="x", labelsize=6.5)  # lambda 0 and 0.1 are close together
         said_of = label if label in short else f"{label}  {numbers[label]:.1f}"
-        axes.set_title(said_of, loc="left", pad=3)
+        axes.set_title(textwrap.fill(said_of, 24), loc="left", pad=3)  # the panel's width
         if number + COLUMNS >= len(order):  # the lowest of its column
             axes.set_xlabel(textwrap.fill(axis.label, 26), fontsize=7)
     figure.supylabel(ylabel, fontsize=8)
