@@ -618,6 +618,21 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     )
 
 
+@pytest.mark.parametrize(("rounds", "setups"), [(9, 1), (10, 2)])
+def test_a_method_with_its_recipe_s_own_rounds_joins_the_others(
+    tmp_path: Path, rounds: int, setups: int
+) -> None:
+    """Recipe `desktop` has 45 rounds, and 9 for ERM, which trains on all images in each."""
+    for method in ("fedavg", "erm"):
+        settings = in_frame("desktop", "pacs", method)
+        if method == "erm":
+            assert settings["federation"]["rounds"] == 9
+            settings["federation"] = {**settings["federation"], "rounds": rounds}
+        where = {"scenario": "cs-a-p", "recipe": "desktop"}
+        save(tmp_path, record(method, "pacs", settings=settings, **where))
+    assert len(frames(read_runs(tmp_path))) == setups
+
+
 def test_a_frame_may_lack_a_setting_that_another_has(add: Add, tmp_path: Path) -> None:
     """Records omit ``data.background`` if it is black, so that old keys stay."""
     add("fedavg")

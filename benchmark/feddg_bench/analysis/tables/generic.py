@@ -48,6 +48,8 @@ AGAINST = "fedavg"
 ADDED = {"data.background": "black", "data.exif": False}
 """Settings added after the first records were made -> the value in records that lack them."""
 
+_ROUNDS = "federation.rounds"
+
 DETAILS: tuple[Summary, ...] = (
     *("worst", "iqm", "rank", "wins", "detectable", "excess", "improvement"),
 )
@@ -389,8 +391,12 @@ def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
     """Return the settings that runs must share to be compared."""
     prefixes, settings = ("partition.", "backbone.", "data.", "world."), {**ADDED, **run.settings}
     keys = [key for key in run.settings if key.startswith(prefixes)]
-    keys += ["federation.rounds", "federation.per_round"]
+    keys += [_ROUNDS, "federation.per_round"]
     shared = {key: settings.get(key) for key in keys if key not in {*free, "partition.kind", SPLIT}}
+    usual = usual_settings(run.recipe, run.dataset)
+    own = usual_settings(run.recipe, run.dataset, run.method)
+    if usual and own and shared.get(_ROUNDS) == own[_ROUNDS]:
+        shared[_ROUNDS] = usual[_ROUNDS]  # a recipe's rounds for one method are its own choice
     shared["split file"] = settings.get(SPLIT) is not None
     shared["images"] = run.images
     return shared | {key: settings[key] for key in ADDED}
