@@ -362,12 +362,12 @@ def _together(
     """
     pooled: list[RecordedRun] = []
     federated: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
-    known: dict[tuple[int, str], dict[str, Any]] = {}
+    known: dict[tuple[int, str, str], dict[str, Any]] = {}
     for run in runs:
         if run.settings.get("partition.kind") == "pooled":
             pooled.append(run)
             continue
-        key = (id(run.settings), run.fingerprint)
+        key = (id(run.settings), run.fingerprint, run.method)
         shared = known[key] if key in known else known.setdefault(key, _shared(run, free))
         federated.setdefault(repr(shared), (shared, []))[1].append(run)
     found = [federated[key] for key in sorted(federated)]
@@ -388,7 +388,10 @@ def _together(
 
 
 def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
-    """Return the settings that runs must share to be compared."""
+    """Return the settings that runs must share to be compared.
+
+    Rounds that the recipe gives to one method count as the recipe's.
+    """
     prefixes, settings = ("partition.", "backbone.", "data.", "world."), {**ADDED, **run.settings}
     keys = [key for key in run.settings if key.startswith(prefixes)]
     keys += [_ROUNDS, "federation.per_round"]
@@ -396,7 +399,7 @@ def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
     usual = usual_settings(run.recipe, run.dataset)
     own = usual_settings(run.recipe, run.dataset, run.method)
     if usual and own and shared.get(_ROUNDS) == own[_ROUNDS]:
-        shared[_ROUNDS] = usual[_ROUNDS]  # a recipe's rounds for one method are its own choice
+        shared[_ROUNDS] = usual[_ROUNDS]
     shared["split file"] = settings.get(SPLIT) is not None
     shared["images"] = run.images
     return shared | {key: settings[key] for key in ADDED}
