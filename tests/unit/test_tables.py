@@ -618,18 +618,32 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     )
 
 
-@pytest.mark.parametrize(("rounds", "setups"), [(9, 1), (10, 2)])
-def test_a_method_with_its_recipe_s_own_rounds_joins_the_others(
-    tmp_path: Path, rounds: int, setups: int
+@pytest.mark.parametrize(("more", "setups"), [(0, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("recipe", "dataset", "method", "key", "own"),
+    [
+        ("desktop", "pacs", "erm", "rounds", 9),
+        ("planted", "planted_tint", "agrsum", "per_round", 4),
+    ],
+)
+def test_a_method_with_its_recipe_s_own_federation_joins_the_others(
+    tmp_path: Path,
+    recipe: str,
+    dataset: str,
+    method: str,
+    key: str,
+    own: int,
+    more: int,
+    setups: int,
 ) -> None:
-    """Recipe `desktop` has 45 rounds, and 9 for ERM, which trains on all images in each."""
-    for method in ("fedavg", "erm"):
-        settings = in_frame("desktop", "pacs", method)
-        if method == "erm":
-            assert settings["federation"]["rounds"] == 9
-            settings["federation"] = {**settings["federation"], "rounds": rounds}
-        where = {"scenario": "cs-a-p", "recipe": "desktop"}
-        save(tmp_path, record(method, "pacs", settings=settings, **where))
+    """ERM has fewer rounds, as it trains on all images in each, and AGRSum fewer clients."""
+    for name in ("fedavg", method):
+        settings = in_frame(recipe, dataset, name)
+        if name == method:
+            assert settings["federation"][key] == own
+            settings["federation"] = {**settings["federation"], key: own + more}
+        where = {"domains": (("a", "b"), "c", "d"), "recipe": recipe}
+        save(tmp_path, record(name, dataset, settings=settings, **where))
     assert len(frames(read_runs(tmp_path))) == setups
 
 

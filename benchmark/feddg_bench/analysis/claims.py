@@ -173,7 +173,7 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
 
 
 def _of_each_recipe(tests: Iterable[Test]) -> tuple[Test, ...]:
-    """Return each recipe's test in its largest setup, the most telling recipe first.
+    """Return one test of each recipe, in its first setup by `_rank`; the best trained comes first.
 
     A recipe in which nothing can be tested is left out if another one has a test.
     """
@@ -364,10 +364,11 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         "*Detects* is the smallest true difference that the test detects with 80 % power, and "
         "*needs* the number of scenarios or seeds with which it would detect the published "
         "difference, if they scatter as ours do; both without Holm's correction.\n\n"
-        "A claim has a line for each recipe with a test, in its tuned setup or else the one with "
-        "the most runs. The paper's recipe comes first; then the recipe whose runs have the higher "
-        "accuracy on held-out images of the training domains (`id_test`), since their training "
-        "has come further. The first line gives the verdict that is counted above."
+        "A claim has a line for each recipe with a test. It shows the tuned setup if this gives an "
+        "interval, and otherwise the setup with the most runs. The paper's recipe comes first; "
+        "then the recipe whose runs have the higher accuracy on held-out images of the training "
+        "domains (`id_test`), since their training has come further. The first line gives the "
+        "verdict that is counted above."
     )
     title = "What the papers claim, and what our runs say"
     return document(title, introduction, claims_grids(found))

@@ -66,7 +66,6 @@ class SweptSetting:
     keys: tuple[str, ...]  # the settings
     labels: tuple[str, ...]  # of the axis; with two settings, one for each while it is fixed
     letters: tuple[str, ...]  # short names of the settings
-    apart: tuple[str, ...] = ()  # further settings in which a figure's methods may differ
 
 
 SWEEPS = {
@@ -87,7 +86,6 @@ SWEEPS = {
         ("world.q",),
         ("probability Q that the invariant cue is right",),
         ("Q",),
-        ("federation.per_round", "federation.rounds"),  # the recipe varies these by method
     ),
 }
 
@@ -98,7 +96,7 @@ def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Pic
     With two settings, one is fixed: each of its values at which the other varies has a figure.
     """
     sweep, pictures = SWEEPS[name], []
-    for frame in frames(runs, free=(*sweep.keys, *sweep.apart)):
+    for frame in frames(runs, free=sweep.keys):
         places = {run.key: _place(run, sweep) for run in frame.runs}
         known = sorted({place for place in places.values() if place})
         for suffix, varied, label, mine in _axes(sweep, known):

@@ -48,7 +48,7 @@ AGAINST = "fedavg"
 ADDED = {"data.background": "black", "data.exif": False}
 """Settings added after the first records were made -> the value in records that lack them."""
 
-_ROUNDS = "federation.rounds"
+_FEDERATION = ("federation.rounds", "federation.per_round")
 
 DETAILS: tuple[Summary, ...] = (
     *("worst", "iqm", "rank", "wins", "detectable", "excess", "improvement"),
@@ -390,16 +390,17 @@ def _together(
 def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
     """Return the settings that runs must share to be compared.
 
-    Rounds that the recipe gives to one method count as the recipe's.
+    Rounds and clients per round that the recipe gives to one method count as the recipe's.
     """
     prefixes, settings = ("partition.", "backbone.", "data.", "world."), {**ADDED, **run.settings}
     keys = [key for key in run.settings if key.startswith(prefixes)]
-    keys += [_ROUNDS, "federation.per_round"]
+    keys += _FEDERATION
     shared = {key: settings.get(key) for key in keys if key not in {*free, "partition.kind", SPLIT}}
     usual = usual_settings(run.recipe, run.dataset)
     own = usual_settings(run.recipe, run.dataset, run.method)
-    if usual and own and shared.get(_ROUNDS) == own[_ROUNDS]:
-        shared[_ROUNDS] = usual[_ROUNDS]
+    if usual and own:
+        owned = (key for key in _FEDERATION if key in shared and shared[key] == own[key])
+        shared |= {key: usual[key] for key in owned}
     shared["split file"] = settings.get(SPLIT) is not None
     shared["images"] = run.images
     return shared | {key: settings[key] for key in ADDED}
