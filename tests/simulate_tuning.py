@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddg_bench.records.tuning import Rule, Trial, winners, with_leads
+from feddg_bench.records.tuning import RULE, Rule, Trial, winners, with_leads
 
 NOISE = (1.0, 2.0, 4.0)
 """Standard deviations of the difference between two trials of a seed, in points of accuracy."""
@@ -26,7 +26,7 @@ def winner(values: np.ndarray, rule: Rule) -> int:
 
 
 def errors(
-    seeds: int, noise: float, rule: Rule = "paired", *, trials: int = 4, draws: int = 4000
+    seeds: int, noise: float, rule: Rule = RULE, *, trials: int = 4, draws: int = 4000
 ) -> tuple[float, float]:
     """Return the shares of false switches and of misses.
 
@@ -51,8 +51,8 @@ def main() -> None:
     cases: tuple[tuple[str, Rule, int], ...] = (
         ("largest mean", "mean_last_fifth", 1),
         ("largest mean", "mean_last_fifth", 3),
-        ("paired", "paired", 3),
-        ("paired", "paired", 5),
+        ("clear lead", RULE, 3),
+        ("clear lead", RULE, 5),
     )
     for words, rule, seeds in cases:
         for noise in NOISE:

@@ -62,7 +62,7 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     assert ledgers(tmp_path / "runs") == found
 
     ledger = json.loads(found["fedprox"])
-    assert ledger["rule"] == "paired"
+    assert ledger["rule"] == "paired_contenders"
     assert [len(trial["values"]) for trial in ledger["trials"]] == [3, 3]
     assert ledger["trials"][1].keys() >= {"lead", "standard_error"}
     best = ledger["trials"][ledger["chosen"]]

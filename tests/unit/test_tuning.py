@@ -22,6 +22,7 @@ from feddg_bench.records.record import RunRecord, TunedRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import (
+    RULE,
     Trial,
     TuningLedger,
     ledger_path,
@@ -246,7 +247,7 @@ def test_a_lead_over_three_seeds_chooses_and_is_in_the_ledger(tmp_path: Path) ->
             assert not one.is_done(root)
             save(root, made(one, number, [value], 0, seed))
     ledger = one.ledger(root)
-    assert (ledger.rule, ledger.seeds) == ("paired", (100, 101, 102))
+    assert (ledger.rule, ledger.seeds) == (RULE, (100, 101, 102))
     recipe, other = ledger.trials
     assert [t.id_val for t in (recipe, other)] == pytest.approx([0.4, 0.45])
     assert other.values == pytest.approx((0.95, 0.16, 0.24))
@@ -289,21 +290,30 @@ def test_a_lead_within_the_noise_keeps_the_recipe() -> None:
         other = seeded(0.5 + (step - 1) / 100, 0.6 + step / 100, 0.7 + (step + 1) / 100)
         found = with_leads([recipe, other])
         assert found[1].lead / found[1].standard_error == pytest.approx(lead)  # type: ignore[operator]
-        assert winners(found, "paired") == (won,)
+        assert winners(found, RULE) == (won,)
         assert winners(found, "mean_last_fifth") == (1,)
-        assert winners([*found, trial(None)], "paired") == (won,)  # failed trials do not count
+        assert winners([*found, trial(None)], RULE) == (won,)  # failed trials do not count
 
 
 def test_of_several_clear_leads_the_largest_wins_and_ties_go_to_the_first() -> None:
     recipe, lower = seeded(0.5, 0.6, 0.7), seeded(0.7, 0.81, 0.9)
     higher = seeded(0.8, 0.91, 1.0)
-    assert winners([recipe, lower, higher, higher], "paired") == (2, 3)
+    assert winners([recipe, lower, higher, higher], RULE) == (2, 3)
+
+
+def test_a_diverging_trial_does_not_hide_another() -> None:
+    """Before, the median of two standard errors was their mean."""
+    recipe, wild = seeded(0.5, 0.6, 0.7), seeded(0.4, 0.1, 0.6)
+    trials = with_leads([recipe, wild, seeded(0.55, 0.649, 0.751)])
+    assert winners(trials, RULE) == (2,)
+    assert winners(trials, "paired") == (0,)  # earlier ledgers stay valid
+    assert winners(with_leads([recipe, wild, wild]), RULE) == (0,)
 
 
 def test_one_or_two_seeds_keep_the_recipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for values in ((0.5,), (0.5, 0.5)):
         pair = with_leads([seeded(*values), seeded(*(v + 0.4 for v in values))])
-        assert winners(pair, "paired") == (0,)
+        assert winners(pair, RULE) == (0,)
         assert pair[1].lead == pytest.approx(0.4)
     tuning_of(tmp_path, method="fedavg")
     assert "fewer than 3 seeds choose nothing" in caplog.text
@@ -311,8 +321,8 @@ def test_one_or_two_seeds_keep_the_recipe(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_without_the_recipe_s_own_value_the_largest_mean_wins() -> None:
-    assert winners(with_leads([trial(None), seeded(0.2, 0.3, 0.4)]), "paired") == (1,)
-    assert winners([trial(None), trial(None)], "paired") == ()
+    assert winners(with_leads([trial(None), seeded(0.2, 0.3, 0.4)]), RULE) == (1,)
+    assert winners([trial(None), trial(None)], RULE) == ()
 
 
 def test_a_ledger_whose_choice_its_rule_does_not_make_is_refused(tmp_path: Path) -> None:

@@ -271,26 +271,27 @@ def needed(comparison: Comparison, difference: float, most: int) -> int | None:
     return next(enough, None)
 
 
-def clear_leads(differences: _Values) -> NDArray[np.bool_]:
+def clear_leads(differences: _Values, pool: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
     """Return which alternatives are significantly better than a reference, bool [A].
 
     This is a one-sided t-test over seeds at `LEVEL`, with Bonferroni correction for A alternatives.
-    Few seeds estimate noise badly, so each standard error is raised to at least the median of all,
-    and the test has (n - 1) A degrees of freedom, those of all. The median is used so that one
-    unstable alternative does not hide the others.
+    Few seeds estimate noise badly, so each standard error is raised to at least the median of a
+    pool of P alternatives, and the test has (n - 1) P degrees of freedom.
 
     Args:
         differences: Alternative minus reference, of the same seeds, [A, n]; none is better for
             n < `FEWEST`.
+        pool: Whose noise counts, [A]; by default all. Without any, none is better.
     """
     count, seeds = differences.shape
-    if not count or seeds < FEWEST:
+    pool = np.ones(count, bool) if pool is None else pool
+    if not pool.any() or seeds < FEWEST:
         return np.zeros(count, bool)
     from scipy.special import stdtrit
 
     errors = np.array([_standard_error(one) for one in differences])
-    noise = np.maximum(errors, np.median(errors))
-    quantile = float(stdtrit((seeds - 1) * count, 1 - LEVEL / count))
+    noise = np.maximum(errors, np.median(errors[pool]))
+    quantile = float(stdtrit((seeds - 1) * pool.sum(), 1 - LEVEL / count))
     return np.asarray(differences.mean(axis=1) > quantile * noise)
 
 

@@ -34,12 +34,16 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "tuning"
 """Subfolder of a results folder that holds ledgers and the trials' records."""
-Rule = Literal["mean_last_fifth", "paired"]
+Rule = Literal["mean_last_fifth", "paired", "paired_contenders"]
 """Rule that chooses a trial. A trial's value is the mean over the last fifth of the evaluated
 rounds, at least `FEWEST`, of the key metric on held-out images of the training domains: single
 rounds fluctuate, and tables show the last. ``mean_last_fifth``, the first rule, chooses the largest
-mean over seeds. ``paired`` chooses the first trial, which is the recipe's, unless another is
-significantly better over at least three seeds (see `clear_leads`)."""
+mean over seeds. ``paired_contenders`` chooses the first trial, which is the recipe's, unless
+another is significantly better over at least three seeds (see `clear_leads`); its noise is that of
+the contenders, the trials that are better with at least one seed. ``paired``, the second rule, took
+the noise of all trials, so that of two alternatives a diverging one hid the other."""
+RULE: Rule = "paired_contenders"
+"""Rule of new ledgers."""
 FEWEST = 3
 """Minimum number of evaluated rounds in that mean, if there are so many."""
 
@@ -147,24 +151,26 @@ def winners(trials: Sequence[Trial], rule: Rule) -> tuple[int, ...]:
     """Return the positions of the trials that a rule can choose, in order.
 
     There are several if they are tied, and none if all trials failed. If the first trial failed, no
-    other can be compared with it, and both rules choose the largest mean.
+    other can be compared with it, and all rules choose the largest mean.
     """
     means = {i: trial.id_val for i, trial in enumerate(trials) if trial.id_val is not None}
-    if rule == "paired" and 0 in means:
-        means = {i: means[i] for i in _ahead(trials)} or {0: means[0]}
+    if rule != "mean_last_fifth" and 0 in means:
+        means = {i: means[i] for i in _ahead(trials, rule)} or {0: means[0]}
     highest = max(means.values(), default=0)
     # Values that differ only by rounding are tied, such as means of the same counts of images
     # summed in another order.
     return tuple(i for i, value in means.items() if math.isclose(value, highest, rel_tol=1e-12))
 
 
-def _ahead(trials: Sequence[Trial]) -> list[int]:
+def _ahead(trials: Sequence[Trial], rule: Rule) -> list[int]:
     """Return the positions of the trials that are significantly better than the first."""
     first, *others = (None if trial.values is None else np.array(trial.values) for trial in trials)
     rivals = {i: values - first for i, values in enumerate(others, 1) if values is not None}
     if first is None or not rivals:
         return []
-    clear = clear_leads(np.stack(list(rivals.values())))
+    differences = np.stack(list(rivals.values()))
+    contenders = None if rule == "paired" else np.asarray((differences > 0).any(axis=1))
+    clear = clear_leads(differences, contenders)
     return [i for i, ahead in zip(rivals, clear, strict=True) if ahead]
 
 

@@ -30,6 +30,7 @@ from feddg_bench.records.sources import holds_records
 from feddg_bench.records.statistics import FEWEST
 from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import (
+    RULE,
     Trial,
     TuningLedger,
     find_ledger,
@@ -100,9 +101,9 @@ class Tuning:
             seeds=self.seeds,
             given=self.given,
             metric=self.plan.dataset.metrics[0],
-            rule="paired",
+            rule=RULE,
             trials=trials,
-            chosen=next(iter(winners(trials, "paired")), None),
+            chosen=next(iter(winners(trials, RULE)), None),
         )
 
 
