@@ -6,7 +6,7 @@ import json
 import math
 from itertools import pairwise, permutations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -23,6 +23,7 @@ from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import (
     RULE,
+    Rule,
     Trial,
     TuningLedger,
     ledger_path,
@@ -333,12 +334,16 @@ def test_a_ledger_whose_choice_its_rule_does_not_make_is_refused(tmp_path: Path)
         load_ledger(tmp_path, *FRAME, "fedavg")
 
 
-def test_ledgers_of_the_first_rule_are_written_back_as_they_were() -> None:
-    for path in (Path(__file__).parents[2] / "results/tuning").glob("*.jsonl"):
+def test_ledgers_of_all_rules_are_valid_and_written_back_as_they_were() -> None:
+    rules = set()
+    for path in (Path(__file__).parents[2] / "results").glob("**/tuning/*.jsonl"):
         for line in path.read_text().splitlines():
             ledger = TuningLedger.model_validate_json(line)
-            assert (ledger.rule, ledger.seeds) == ("mean_last_fifth", (100,))
-            assert "lead" not in ledger.model_dump_json()
+            first = ledger.rule == "mean_last_fifth"
+            assert (ledger.seeds == (100,)) == first
+            assert ("lead" in ledger.model_dump_json()) != first
+            rules.add(ledger.rule)
+    assert rules == set(get_args(Rule))
 
 
 def test_the_rule_s_errors_are_as_the_guide_says() -> None:
