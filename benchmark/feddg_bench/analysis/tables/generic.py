@@ -50,7 +50,7 @@ ADDED = {"data.background": "black", "data.exif": False}
 
 _FEDERATION = ("federation.rounds", "federation.per_round")
 
-DETAILS: tuple[Summary, ...] = (*("worst", "iqm", "rank", "wins", "detectable", "improvement"),)
+DETAILS: tuple[Summary, ...] = ("worst", "iqm", "rank", "wins", "detectable", "improvement")
 """Summaries that a leaderboard shows in its notes."""
 
 
