@@ -208,7 +208,8 @@ def _column(column: Column, main: str, against: str | None) -> dict[str, Any]:
     if source.split is not None and source.metric != main:
         name = source.metric
     code = scenario if len(scenario) <= LONGEST else ""
-    below = {"difference": f"to {method_title(against or '')}", "p_value": "Holm"}
+    to = f"to {method_title(against or '')}"
+    below = {"difference": to, "excess": to, "p_value": "Holm"}
     return {
         "name": name,
         "head": column.head,
