@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feddg_bench.records.tuning import RULE, Rule, Trial, winners, with_leads
+from feddg_bench.records.tuning import RULE, Rule, Trial, is_out, winners, with_leads
 
 NOISE = (1.0, 2.0, 4.0)
 """Standard deviations of the difference between two trials of a seed, in points of accuracy."""
@@ -25,39 +25,56 @@ def winner(values: np.ndarray, rule: Rule) -> int:
     return winners(with_leads(made), rule)[0]
 
 
+def runs(values: np.ndarray, rule: Rule) -> int:
+    """Return the number of runs until a trial can be chosen; ``values`` are [trials, seeds]."""
+    trials, seeds = values.shape
+    if rule != "raced":
+        return values.size
+    steps = values[1:] - values[0]
+    many = [
+        next((n for n in range(1, seeds) if is_out(row[:n].tolist(), trials - 1, seeds)), seeds)
+        for row in steps
+    ]
+    return sum(many) + max(many)
+
+
 def errors(
     seeds: int, noise: float, rule: Rule = RULE, *, trials: int = 4, draws: int = 4000
-) -> tuple[float, float]:
-    """Return the shares of false switches and of misses.
+) -> tuple[float, float, float]:
+    """Return the shares of false switches and of misses, and the mean number of runs.
 
     A false switch leaves the recipe for one of ``trials - 1`` equal trials. A miss does not choose
-    the trial that is better by `BETTER`, with all others equal.
+    the trial that is better by `BETTER`, with all others equal. Runs are those of equal trials.
     """
     rng = np.random.default_rng(0)
     better = np.zeros((trials, 1))
     better[1] = BETTER
-    switched = missed = 0
+    switched = missed = made = 0
     for _ in range(draws):
         equal = noise / np.sqrt(2) * rng.standard_normal((trials, seeds))
         switched += winner(equal, rule) != 0
         missed += winner(equal + better, rule) != 1
-    return switched / draws, missed / draws
+        made += runs(equal, rule)
+    return switched / draws, missed / draws, made / draws
 
 
 def main() -> None:
     """Print the table."""
-    print("| rule | seeds | noise of a difference | false switches | misses |")
-    print("| --- | ---: | ---: | ---: | ---: |")
+    print("| rule | seeds | noise of a difference | false switches | misses | runs |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     cases: tuple[tuple[str, Rule, int], ...] = (
         ("largest mean", "mean_last_fifth", 1),
         ("largest mean", "mean_last_fifth", 3),
         ("clear lead", RULE, 3),
         ("clear lead", RULE, 5),
+        ("race", "raced", 3),
+        ("race", "raced", 5),
     )
     for words, rule, seeds in cases:
         for noise in NOISE:
-            false, missed = errors(seeds, noise, rule)
-            print(f"| {words} | {seeds} | {noise:g} | {100 * false:.0f} % | {100 * missed:.0f} % |")
+            false, missed, made = errors(seeds, noise, rule)
+            shares = f"{100 * false:.0f} % | {100 * missed:.0f} %"
+            print(f"| {words} | {seeds} | {noise:g} | {shares} | {made:.1f} |")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,35 @@ def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     assert (row["value"], row["origin"]) == (rate, "tuned" if best["settings"] else "recipe")
 
 
+def test_a_race_makes_only_the_runs_that_count(feddg: Run, tmp_path: Path) -> None:
+    """Of three seeds, a trial ends with the first one that it does not win."""
+    listed = feddg(*tune("--race", "--dry-run"))
+    assert listed.code == 0, listed.err
+    assert "and at most 8 more, which depend on the results" in listed.out
+    assert "4 runs: 4 to do" in listed.out
+    found = {}
+    for workers in ("1", "2"):
+        root = tmp_path / workers
+        done = feddg(*tune("--race", "--workers", workers, "--results", str(root)))
+        assert done.code == 0, done.err
+        found[workers] = [json.loads(text) for _, text in sorted(ledgers(root).items())]
+        for ledger in found[workers]:
+            assert ledger["rule"] == "raced"
+            recipe, other = (trial["values"] for trial in ledger["trials"])
+            wins = [theirs > own for own, theirs in zip(recipe, other, strict=True)]
+            assert all(wins[:-1])
+            assert len(wins) == 3 or not wins[-1]
+        trials = [trial for ledger in found[workers] for trial in ledger["trials"]]
+        made = {record.key for record in ResultsStore(root / "tuning")}
+        assert made == {key for trial in trials for key in trial["keys"]}
+        for trial in trials:
+            del trial["seconds"]
+    assert found["1"] == found["2"]
+    few = feddg(*tune("--race", "--seeds", "100"))
+    assert few.code == 2
+    assert "a race needs at least 3 seeds, and 1 is given" in few.err
+
+
 def test_a_model_of_one_class_is_warned_of(feddg: Run, caplog: pytest.LogCaptureFixture) -> None:
     """With this learning rate, the model collapses in the first round."""
     words = "its model predicts a single class on id_val"

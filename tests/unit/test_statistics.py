@@ -28,6 +28,7 @@ from feddg_bench.records.statistics import (
     interquartile_mean,
     iqm,
     is_blind,
+    most_losses,
     needed,
     t_interval,
     t_test,
@@ -368,6 +369,38 @@ def test_clear_leads_take_the_noise_of_all_into_account() -> None:
     assert clear_leads(wild).tolist() == [True, False, False]
     assert clear_leads(np.ones((2, 2))).tolist() == [False, False]
     assert clear_leads(np.ones((0, 3))).tolist() == []
+
+
+@given(st.integers(1, 8), st.integers(3, 12), st.data())
+def test_no_alternative_leads_clearly_after_more_losses_than_stated(
+    alternatives: int, seeds: int, data: st.DataObject
+) -> None:
+    most = most_losses(alternatives, seeds)
+    assert 0 <= most < seeds
+    wins = st.floats(1e-3, 1)
+    ours = data.draw(st.lists(wins, min_size=seeds - most - 1, max_size=seeds - most - 1))
+    losses = data.draw(st.lists(st.floats(-1, 0), min_size=most + 1, max_size=most + 1))
+    others = np.array(
+        data.draw(st.lists(st.floats(-1, 1), min_size=alternatives - 1, max_size=alternatives - 1))
+    )
+    differences = np.vstack([[ours + losses], np.outer(others, np.ones(seeds))])
+    pools = np.ones(alternatives, bool), np.arange(alternatives) == 0
+    assert not any(clear_leads(differences, pool)[0] for pool in pools)
+
+
+def test_with_the_most_losses_an_alternative_can_lead_clearly() -> None:
+    for alternatives, seeds, most in ((1, 3, 0), (2, 3, 0), (2, 4, 1), (2, 5, 2), (7, 5, 1)):
+        assert most_losses(alternatives, seeds) == most
+        best = np.array([0.0] * most + [1.0] * (seeds - most))
+        calm = np.zeros((alternatives - 1, seeds))
+        assert clear_leads(np.vstack([best[None], calm]))[0]
+
+
+def test_an_alternative_without_all_seeds_is_not_better() -> None:
+    steps = np.array([0.9, 1.0, 1.1])
+    stopped = np.full(3, np.nan)
+    found = clear_leads(np.stack([steps, stopped]), np.array([True, False]))
+    assert found.tolist() == [True, False]
 
 
 # --------------------------------------------------------------- collapsed runs, noisy scenarios

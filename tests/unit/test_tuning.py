@@ -6,7 +6,7 @@ import json
 import math
 from itertools import pairwise, permutations, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,9 +23,9 @@ from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.tuning import (
     RULE,
-    Rule,
     Trial,
     TuningLedger,
+    is_out,
     ledger_path,
     load_ledger,
     pack_ledgers,
@@ -36,7 +36,8 @@ from feddg_bench.records.tuning import (
 )
 from feddg_bench.runs.request import Request, _say_once
 from feddg_bench.sweeps.definition import Choice, Range
-from feddg_bench.sweeps.trials import RATES, Tuning, open_tuning, trial_points
+from feddg_bench.sweeps.jobs import Failures
+from feddg_bench.sweeps.trials import RATES, TrialSearch, Tuning, Worths, open_tuning, trial_points
 from tests.fabricate_records import record, save
 from tests.helpers import entry, refused, stretched
 from tests.simulate_tuning import errors
@@ -225,15 +226,15 @@ def test_held_out_images_of_training_domains_choose(tmp_path: Path) -> None:
     (one,) = open_tuning(asked(tmp_path, seeds="100-102", method="fedavg"), 8)[0]
     root = tmp_path / "tuning"
     for number, place in product(range(8), range(3)):
-        assert not one.is_done(root)
+        assert not one.is_done(Worths(root))
         last, test = (0.9, 0.1) if number == 5 else (0.8, 1.0)
         save(root, made(one, number, [1.0, 1.0, last, last, last], test, place))
-    assert one.is_done(root)
-    ledger = one.ledger(root)
+    assert one.is_done(Worths(root))
+    ledger = one.ledger(Worths(root))
     assert ledger.chosen == 5
     assert ledger.settings == one.points[5]
     assert [t.id_val for t in ledger.trials] == pytest.approx([0.8] * 5 + [0.9] + [0.8] * 2)
-    assert ledger == one.ledger(root)  # from records alone
+    assert ledger == one.ledger(Worths(root))  # from records alone
     ledger.save(tmp_path)
     assert load_ledger(tmp_path, *FRAME, "fedavg") == ledger
 
@@ -245,9 +246,9 @@ def test_a_lead_over_three_seeds_chooses_and_is_in_the_ledger(tmp_path: Path) ->
     root = tmp_path / "tuning"
     for number, values in enumerate(([0.9, 0.1, 0.2], [0.95, 0.16, 0.24])):
         for seed, value in enumerate(values):
-            assert not one.is_done(root)
+            assert not one.is_done(Worths(root))
             save(root, made(one, number, [value], 0, seed))
-    ledger = one.ledger(root)
+    ledger = one.ledger(Worths(root))
     assert (ledger.rule, ledger.seeds) == (RULE, (100, 101, 102))
     recipe, other = ledger.trials
     assert [t.id_val for t in (recipe, other)] == pytest.approx([0.4, 0.45])
@@ -276,7 +277,7 @@ def test_all_leaves_out_methods_that_were_not_tuned(tmp_path: Path, caplog: Any)
     words: dict[str, Any] = {"recipe": str(path)}
     (one,) = open_tuning(asked(tmp_path, seeds="100", method="fedavg", **words), 1)[0]
     save(tmp_path / "tuning", made(one, 0, [0.5], 0.5))
-    one.ledger(tmp_path / "tuning").save(tmp_path)
+    one.ledger(Worths(tmp_path / "tuning")).save(tmp_path)
     request = asked(tmp_path, method="all", tuned=True, **words)
     assert [plan.settings.method for plan in request.plan(check=False)] == ["fedavg"]
     said = "moon is left out: moon was not tuned on digits4, ltdo, recipe mine"
@@ -311,6 +312,100 @@ def test_a_diverging_trial_does_not_hide_another() -> None:
     assert winners(with_leads([recipe, wild, wild]), RULE) == (0,)
 
 
+def raced(root: Path, seeds: str = "100-102", trials: int = 3) -> tuple[Tuning, TrialSearch]:
+    words = {"seeds": seeds, "method": "fedavg"}
+    (one,), search = open_tuning(asked(root, **words), trials, race=True)
+    return one, search
+
+
+def test_a_race_stops_a_trial_that_cannot_lead_any_more(tmp_path: Path) -> None:
+    """Of three seeds, one that is lost is too many; the recipe's trial has as many as the rest."""
+    one, search = raced(tmp_path)
+    root = tmp_path / "tuning"
+    worths = Worths(root)
+
+    def due() -> list[int]:
+        return [len(runs) for runs in one.due(worths.read(one.jobs))]
+
+    values = [0.5, 0.6, 0.7], [0.6, 0.71, 0.8], [0.4, 0.9, 0.9]
+    for number in (2, 0):
+        save(root, made(one, number, values[number][:1], 0))
+    assert (due(), len(search.jobs()), search.left()) == ([1, 1, 1], 3, 6)
+    save(root, made(one, 1, values[1][:1], 0))
+    assert (due(), len(search.jobs()), search.left()) == ([2, 2, 1], 5, 4)
+    for place, number in product((1, 2), (0, 1)):
+        assert not one.is_done(worths)
+        save(root, made(one, number, [values[number][place]], 0, place))
+    assert one.is_done(worths)
+    assert (due(), len(search.jobs()), search.left()) == ([3, 3, 1], 7, 0)
+    ledger = one.ledger(worths)
+    assert (ledger.rule, ledger.chosen) == ("raced", 1)
+    for trial, row in zip(ledger.trials, (values[0], values[1], values[2][:1]), strict=True):
+        assert trial.values == pytest.approx(row)
+    assert ledger.trials[2].lead == pytest.approx(-0.1)
+    ledger.save(tmp_path)
+    assert load_ledger(tmp_path, *FRAME, "fedavg") == ledger
+    tuned = asked(tmp_path, method="fedavg", tuned=True).plan(check=False)[0].tuned
+    assert tuned is not None
+    assert tuned.words == "3 trials of at most 3 seeds on ip-o-c"
+    for place in (1, 2):  # runs that another command made do not count
+        save(root, made(one, 2, [values[2][place]], 0, place))
+    assert one.ledger(worths) == ledger
+
+
+def test_a_race_ends_if_the_recipe_is_left_alone(tmp_path: Path) -> None:
+    one, search = raced(tmp_path)
+    root = tmp_path / "tuning"
+    for number, value in enumerate((0.5, 0.5, 0.4)):  # a tie is no win
+        save(root, made(one, number, [value], 0))
+    assert one.is_done(search.worths)
+    assert search.left() == 0
+    ledger = one.ledger(search.worths)
+    assert [len(trial.keys) for trial in ledger.trials] == [1, 1, 1]
+    assert ledger.chosen == 0
+
+
+def test_a_failed_trial_leaves_the_race_and_without_the_first_nobody_does(tmp_path: Path) -> None:
+    one, search = raced(tmp_path)
+    root = tmp_path / "tuning"
+    failures = Failures(root)
+    failures.save(one.trials[1][0], "it broke")
+    for number, value in ((0, 0.5), (2, 0.6)):
+        save(root, made(one, number, [value], 0))
+    assert [len(runs) for runs in one.due(search.worths.read(one.jobs))] == [2, 1, 2]
+    failures.forget([one.trials[1][0].key])
+    save(root, made(one, 1, [0.1], 0))
+    failures.save(one.trials[0][1], "it broke")
+    save(root, made(one, 2, [0.1], 0, 1))
+    assert [len(runs) for runs in one.due(search.worths.read(one.jobs))] == [3, 1, 3]
+    for number in (0, 2):
+        save(root, made(one, number, [0.6], 0, 2))
+    ledger = one.ledger(search.worths)
+    assert ledger.trials[0].error == "it broke"
+    assert ledger.chosen == 2
+
+
+@given(st.data())
+def test_a_race_chooses_as_if_all_its_trials_had_been_finished(data: st.DataObject) -> None:
+    seeds, count = data.draw(st.integers(3, 6)), data.draw(st.integers(2, 5))
+    value = st.integers(0, 20).map(lambda n: n / 20)
+    rows = [data.draw(st.lists(value, min_size=seeds, max_size=seeds)) for _ in range(count)]
+    stops = []
+    for row in rows[1:]:
+        steps = [a - b for a, b in zip(row, rows[0], strict=True)]
+        out = [n for n in range(1, seeds + 1) if is_out(steps[:n], count - 1, seeds)]
+        stops.append(min(out, default=seeds))
+    stops = [max(stops), *stops]
+    whole = with_leads([seeded(*row) for row in rows])
+    stopped = with_leads([seeded(*row[:n]) for row, n in zip(rows, stops, strict=True)])
+    assert winners(stopped, "raced") == winners(whole, "raced")
+
+
+def test_a_race_of_too_few_seeds_is_refused(tmp_path: Path) -> None:
+    with refused(SettingsError, "a race needs at least 3 seeds, and 2 are given"):
+        raced(tmp_path, "100,101")
+
+
 def test_one_or_two_seeds_keep_the_recipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for values in ((0.5,), (0.5, 0.5)):
         pair = with_leads([seeded(*values), seeded(*(v + 0.4 for v in values))])
@@ -343,16 +438,21 @@ def test_ledgers_of_all_rules_are_valid_and_written_back_as_they_were() -> None:
             assert (ledger.seeds == (100,)) == first
             assert ("lead" in ledger.model_dump_json()) != first
             rules.add(ledger.rule)
-    assert rules == set(get_args(Rule))
+    assert rules >= {"mean_last_fifth", "paired"}
 
 
 def test_the_rule_s_errors_are_as_the_guide_says() -> None:
     """Three seeds, four trials, differences with a standard deviation of 1 and of 4 points."""
     for noise, least, most in ((1.0, 0.2, 0.4), (4.0, 0.8, 0.96)):
-        false, missed = errors(3, noise, draws=300)
+        false, missed, runs = errors(3, noise, draws=300)
         assert false < 0.1
         assert least < missed < most
+        assert runs == 12
     assert errors(3, 1.0, "mean_last_fifth", draws=300)[0] > 0.65
+    false, missed, runs = errors(3, 1.0, "raced", draws=300)
+    assert false < 0.1
+    assert 0.5 < missed < 0.66
+    assert 7 < runs < 8
 
 
 def test_a_ledger_of_the_first_form_is_read(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def listing(name: str, search: Search, results: Path) -> str:
     facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "none begun yet"
     runs = f"{len(lines)} run{'s' * (len(lines) != 1)}"
     if search.left():
-        lines.append(f"and {search.left()} points more, which depend on what comes out")
+        lines.append(f"and at most {search.left()} more, which depend on the results")
     return "\n".join([*lines, f"{name}: {runs}: {facts}"])
 
 
@@ -331,6 +331,9 @@ class TuneCommand(SweepRecording, Names):
         Path | None,
         typer.Option(help="Folder of METHOD.yaml, sweep files with ranges. Default sweeps/tune."),
     ] = None
+    race: Annotated[
+        bool, typer.Option(help="Stop trials that have lost too many seeds to lead clearly.")
+    ] = False
     dry_run: Annotated[bool, typer.Option(help="List the trials and compute nothing.")] = False
     retry_failed: Annotated[bool, typer.Option(help="Make trials again that failed.")] = False
 
@@ -345,7 +348,7 @@ class TuneCommand(SweepRecording, Names):
             )
         seeds = SEEDS if self.seeds is None else self.seeds
         tunings, search = open_tuning(
-            self.request(resources, seeds=seeds), self.trials, self.ranges
+            self.request(resources, seeds=seeds), self.trials, self.ranges, race=self.race
         )
         inner = resources.model_copy(update={"results": resources.results / FOLDER})
         if self.dry_run:
@@ -357,7 +360,8 @@ class TuneCommand(SweepRecording, Names):
         try:
             failed = finish(search, datasets, inner, retry_failed=self.retry_failed)
         finally:  # stopped or not, finished ledgers are saved
-            ledgers = [t.ledger(inner.results) for t in tunings if t.is_done(inner.results)]
+            worths = search.worths
+            ledgers = [t.ledger(worths) for t in tunings if t.is_done(worths)]
             for ledger in ledgers:
                 ledger.save(resources.results)
         first = ledgers[0]

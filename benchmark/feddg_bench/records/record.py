@@ -209,6 +209,7 @@ class TunedRecord(RecordPart):
     trials: Count  # number of trials
     settings: Named[bool | int | float | str] = {}  # chosen; empty if the recipe's were best
     seeds: Later[Count] = None  # seeds of each trial; absent if there was one
+    raced: Later[bool] = None  # whether trials were stopped that could not lead any more
     protocol: Later[str] = None  # protocol of the trials; absent if it is the run's
     scenario: Later[str] = None  # scenario of the trials; early records lack it
     given: Later[Several[str]] = None  # ``KEY=VALUE`` of the trials in addition to the recipe
@@ -222,7 +223,7 @@ class TunedRecord(RecordPart):
     def words(self) -> str:
         """Number of trials and of their seeds, and their conditions, as part of a sentence."""
         seeds = f"{self.seeds} seeds" if self.seeds else "one seed"
-        said = f"{self.trials} trials of {seeds}"
+        said = f"{self.trials} trials of {'at most ' if self.raced else ''}{seeds}"
         said += f" on {self.scenario}" if self.scenario else ""
         said += f" under {self.protocol}" if self.protocol else ""
         return said + (f" with {', '.join(self.given)}" if self.given else "")

@@ -280,7 +280,7 @@ def clear_leads(differences: _Values, pool: NDArray[np.bool_] | None = None) -> 
 
     Args:
         differences: Alternative minus reference, of the same seeds, [A, n]; none is better for
-            n < `FEWEST`.
+            n < `FEWEST`. An alternative without all seeds is NaN, and not better.
         pool: Whose noise counts, [A]; by default all. Without any, none is better.
     """
     count, seeds = differences.shape
@@ -293,6 +293,24 @@ def clear_leads(differences: _Values, pool: NDArray[np.bool_] | None = None) -> 
     noise = np.maximum(errors, np.median(errors[pool]))
     quantile = float(stdtrit((seeds - 1) * pool.sum(), 1 - LEVEL / count))
     return np.asarray(differences.mean(axis=1) > quantile * noise)
+
+
+def most_losses(alternatives: int, seeds: int) -> int:
+    """Return the maximum number of seeds that an alternative can lose if it leads clearly.
+
+    Losses are differences of at most 0. Student's t is sqrt(n - 1) times the cotangent of the angle
+    between the n differences and (1, ..., 1). With k losses this angle is smallest for differences
+    of 0 in these seeds and 1 in all others, and t is sqrt((n - k) (n - 1) / k). `clear_leads` asks
+    for no less than the quantile of a pool of all ``alternatives``.
+
+    Args:
+        alternatives: Number of alternatives, at least 1.
+        seeds: Number of seeds n, at least `FEWEST`.
+    """
+    from scipy.special import stdtrit
+
+    quantile = float(stdtrit((seeds - 1) * alternatives, 1 - LEVEL / alternatives))
+    return math.ceil(seeds * (seeds - 1) / (quantile**2 + seeds - 1)) - 1
 
 
 def _standard_error(values: _Values) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feddg_bench.common.errors import DataError, SettingsError
@@ -28,22 +29,25 @@ from feddg_bench.records.sources import (
     unpack,
     write_record,
 )
-from feddg_bench.records.statistics import clear_leads, mean_and_std
+from feddg_bench.records.statistics import FEWEST as FEWEST_SEEDS
+from feddg_bench.records.statistics import clear_leads, mean_and_std, most_losses
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "tuning"
 """Subfolder of a results folder that holds ledgers and the trials' records."""
-Rule = Literal["mean_last_fifth", "paired", "paired_contenders"]
+Rule = Literal["mean_last_fifth", "paired", "paired_contenders", "raced"]
 """Rule that chooses a trial. A trial's value is the mean over the last fifth of the evaluated
 rounds, at least `FEWEST`, of the key metric on held-out images of the training domains: single
 rounds fluctuate, and tables show the last. ``mean_last_fifth``, the first rule, chooses the largest
 mean over seeds. ``paired_contenders`` chooses the first trial, which is the recipe's, unless
 another is significantly better over at least three seeds (see `clear_leads`); its noise is that of
 the contenders, the trials that are better with at least one seed. ``paired``, the second rule, took
-the noise of all trials, so that of two alternatives a diverging one hid the other."""
+the noise of all trials, so that of two alternatives a diverging one hid the other. ``raced``
+compares the trials seed by seed, and stops one when it has lost too many seeds to lead clearly (see
+`is_out`); its contenders are the trials that were not stopped."""
 RULE: Rule = "paired_contenders"
-"""Rule of new ledgers."""
+"""Rule of new ledgers without a race."""
 FEWEST = 3
 """Minimum number of evaluated rounds in that mean, if there are so many."""
 
@@ -66,7 +70,7 @@ class Trial(_Part):
     """One trial."""
 
     settings: dict[Setting, bool | int | float | str]  # by dotted key; empty for the recipe's own
-    keys: tuple[Hash, ...]  # of its runs, one per seed
+    keys: tuple[Hash, ...]  # of its runs, one per seed; the first ones if a race stopped it
     id_val: Finite | None  # see `Rule`: the mean over seeds; `None` if a run failed
     values: Later[tuple[Finite, ...]] = None  # the same per seed; absent if a run failed
     lead: Later[Finite] = None  # mean difference of `values` from the first trial's
@@ -89,7 +93,7 @@ class TuningLedger(_Part):
     protocol: str
     recipe: str
     scenario: str
-    seeds: Annotated[tuple[int, ...], Field(min_length=1)]  # each trial was run with all of them
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]  # of all trials, unless stopped
     given: tuple[str, ...]  # ``KEY=VALUE`` of all trials, in addition to the recipe
     metric: str  # the data set's key metric
     rule: Rule = "mean_last_fifth"
@@ -133,15 +137,28 @@ def worth(record: RunRecord) -> float | None:
     return sum(known) / len(known) if values and len(known) == len(values) else None
 
 
+def is_out(differences: Sequence[float], alternatives: int, seeds: int) -> bool:
+    """Return whether a race stops a trial, which then cannot lead clearly any more.
+
+    Args:
+        differences: From the first trial, of the seeds so far.
+        alternatives: Number of trials beside the first.
+        seeds: Number of seeds of a whole trial.
+    """
+    losses = sum(difference <= 0 for difference in differences)
+    return losses > most_losses(alternatives, seeds)
+
+
 def with_leads(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Return trials with their leads over the first, where both have values."""
+    """Return trials with their leads over the first, where both have values of a seed."""
     first = trials[0].values
     found = [trials[0]]
     for trial in trials[1:]:
         lead: dict[str, float | None] = {}
         if first is not None and trial.values is not None:
-            mean, std = mean_and_std([a - b for a, b in zip(trial.values, first, strict=True)])
-            error = None if std is None else std / math.sqrt(len(first))
+            pairs = list(zip(trial.values, first, strict=False))  # a race may stop either first
+            mean, std = mean_and_std([a - b for a, b in pairs])
+            error = None if std is None else std / math.sqrt(len(pairs))
             lead = {"lead": mean, "standard_error": error}
         found.append(trial.model_copy(update=lead))
     return tuple(found)
@@ -165,11 +182,24 @@ def winners(trials: Sequence[Trial], rule: Rule) -> tuple[int, ...]:
 def _ahead(trials: Sequence[Trial], rule: Rule) -> list[int]:
     """Return the positions of the trials that are significantly better than the first."""
     first, *others = (None if trial.values is None else np.array(trial.values) for trial in trials)
-    rivals = {i: values - first for i, values in enumerate(others, 1) if values is not None}
+    rivals = {i: values for i, values in enumerate(others, 1) if values is not None}
     if first is None or not rivals:
         return []
-    differences = np.stack(list(rivals.values()))
-    contenders = None if rule == "paired" else np.asarray((differences > 0).any(axis=1))
+    seeds = len(first)
+    differences = np.full((len(rivals), seeds), np.nan)  # a trial without all seeds was stopped
+    for row, values in zip(differences, rivals.values(), strict=True):
+        if len(values) == seeds:
+            row[:] = values - first
+    contenders: NDArray[np.bool_] | None = None
+    if rule == "paired_contenders":
+        contenders = np.array([any(row > 0) for row in differences])
+    elif rule == "raced" and seeds >= FEWEST_SEEDS:
+        contenders = np.array(
+            [
+                not np.isnan(row).any() and not is_out(row.tolist(), len(others), seeds)
+                for row in differences
+            ]
+        )
     clear = clear_leads(differences, contenders)
     return [i for i, ahead in zip(rivals, clear, strict=True) if ahead]
 

@@ -393,6 +393,7 @@ class Request:
             trials=len(ledger.trials),
             settings=ledger.settings,
             seeds=several,
+            raced=ledger.rule == "raced" or None,
             protocol=other,
             scenario=ledger.scenario,
             given=[pair for pair in ledger.given if not pair.startswith("evaluation.")],

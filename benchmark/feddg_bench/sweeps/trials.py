@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -30,10 +30,13 @@ from feddg_bench.records.sources import holds_records
 from feddg_bench.records.statistics import FEWEST
 from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import (
+    FOLDER,
     RULE,
+    Rule,
     Trial,
     TuningLedger,
     find_ledger,
+    is_out,
     winners,
     with_leads,
     worth,
@@ -58,6 +61,28 @@ _BASES = (3, 2, 5, 7, 11, 13)
 _LEVELS = 8
 
 
+class Worths:
+    """Values of trials' runs by key, as far as they are finished; ``None`` for a failed run."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = open_results(root)
+        self.failures = Failures(root)
+        self._known: dict[str, float | None] = {}
+
+    def read(self, jobs: Iterable[Job]) -> dict[str, float | None]:
+        """Return the values of those jobs that are finished.
+
+        Raises:
+            DataError: If a record cannot be read.
+        """
+        keys = {job.key for job in jobs}
+        for key in keys & self.store.keys() - self._known.keys():
+            record = self.store.load(key)
+            self._known[key] = None if record is None else worth(record)
+        failed = dict.fromkeys(keys & self.failures.keys())
+        return failed | {key: self._known[key] for key in keys & self._known.keys()}
+
+
 @dataclass(frozen=True)
 class Tuning:
     """The trials of one method."""
@@ -67,28 +92,60 @@ class Tuning:
     given: tuple[str, ...]  # `KEY=VALUE` of all trials
     points: tuple[Point, ...]  # settings of each trial, by dotted key
     trials: tuple[tuple[Job, ...], ...]  # the runs of each trial, one per seed
+    rule: Rule
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The runs of all trials."""
+        """The runs of all trials, if none is stopped."""
         return tuple(job for trial in self.trials for job in trial)
 
-    def is_done(self, root: Path) -> bool:
-        """Return whether every trial is recorded in a results folder, or failed."""
-        over = open_results(root).keys() | Failures(root).keys()
-        return over.issuperset(job.key for job in self.jobs)
+    def due(self, worths: Mapping[str, float | None]) -> tuple[tuple[Job, ...], ...]:
+        """Return the runs of each trial that count, as far as known from finished runs.
 
-    def ledger(self, root: Path) -> TuningLedger:
-        """Return the results of the trials, from the records in a results folder.
+        In a race, all trials that are left are run with a seed before the next seed. The race ends
+        if only the first trial is left. ``worths`` is as returned by `Worths.read`.
+        """
+        if self.rule != "raced":
+            return self.trials
+        counts = [1] * len(self.trials)
+        rivals = list(range(1, len(self.trials)))
+        for many in range(1, len(self.seeds) + 1):
+            for number in (0, *rivals):
+                counts[number] = many
+            if any(self.trials[number][many - 1].key not in worths for number in (0, *rivals)):
+                break
+            rivals = [number for number in rivals if not self._is_out(number, many, worths)]
+            if not rivals:
+                break
+        return tuple(runs[:many] for runs, many in zip(self.trials, counts, strict=True))
+
+    def _is_out(self, number: int, many: int, worths: Mapping[str, float | None]) -> bool:
+        """Return whether a trial has lost the race after its first ``many`` seeds, or failed."""
+        first, own = ([worths[job.key] for job in self.trials[n][:many]] for n in (0, number))
+        if None in first:  # nothing to compare with
+            return False
+        pairs = zip(own, first, strict=True)
+        differences = [a - b for a, b in pairs if a is not None and b is not None]
+        failed = len(differences) < many
+        return failed or is_out(differences, len(self.trials) - 1, len(self.seeds))
+
+    def is_done(self, worths: Worths) -> bool:
+        """Return whether every run that counts is recorded, or failed."""
+        found = worths.read(self.jobs)
+        return all(job.key in found for runs in self.due(found) for job in runs)
+
+    def ledger(self, worths: Worths) -> TuningLedger:
+        """Return the results of the trials, all of which are finished.
 
         Raises:
             DataError: If a record cannot be read.
         """
-        store, failures = open_results(root), Failures(root)
+        found = worths.read(self.jobs)
+        store, failures = worths.store, worths.failures
         trials = with_leads(
             [
                 _trial(point, {job.key: store.load(job.key) for job in runs}, failures)
-                for point, runs in zip(self.points, self.trials, strict=True)
+                for point, runs in zip(self.points, self.due(found), strict=True)
             ]
         )
         s = self.plan.settings
@@ -101,15 +158,47 @@ class Tuning:
             seeds=self.seeds,
             given=self.given,
             metric=self.plan.dataset.metrics[0],
-            rule=RULE,
+            rule=self.rule,
             trials=trials,
-            chosen=next(iter(winners(trials, RULE)), None),
+            chosen=next(iter(winners(trials, self.rule)), None),
         )
 
 
+class TrialSearch(Search):
+    """Source of the runs of all methods' trials.
+
+    In a race they depend on the finished runs, which every worker reads, on whatever machine.
+    """
+
+    def __init__(self, tunings: Sequence[Tuning], root: Path) -> None:
+        self.tunings = tunings
+        self.worths = Worths(root)
+
+    def jobs(self) -> Sequence[Job]:
+        """Return the runs that count, as far as known."""
+        due, _ = self._due()
+        return due
+
+    def left(self) -> int:
+        """Return the maximum number of runs still to come."""
+        _, left = self._due()
+        return left
+
+    def _due(self) -> tuple[list[Job], int]:
+        """Return the runs that count, as far as known, and the maximum number of others."""
+        found = self.worths.read(job for tuning in self.tunings for job in tuning.jobs)
+        jobs, left = list[Job](), 0
+        for tuning in self.tunings:
+            due = [job for runs in tuning.due(found) for job in runs]
+            jobs += due
+            if any(job.key not in found for job in due):
+                left += len(tuning.jobs) - len(due)
+        return jobs, left
+
+
 def open_tuning(
-    request: Request, trials: int, ranges: Path | None = None
-) -> tuple[list[Tuning], Search]:
+    request: Request, trials: int, ranges: Path | None = None, *, race: bool = False
+) -> tuple[list[Tuning], TrialSearch]:
     """Return each method's trials, resolved and checked, and a search over all their runs.
 
     Args:
@@ -118,10 +207,12 @@ def open_tuning(
         trials: Number of trials of each method.
         ranges: Folder of ``METHOD.yaml``; ``None`` for ``sweeps/tune``. For a method without a
             file, only the learning rate is tuned.
+        race: Whether trials are stopped that cannot lead clearly any more.
 
     Raises:
-        SettingsError: If there are several scenarios, a run in the results folder has one of the
-            seeds, no images of the training domains are held out, or a trial is out of range.
+        SettingsError: If there are several scenarios, a race has too few seeds, a run in the
+            results folder has one of the seeds, no images of the training domains are held out, or
+            a trial is out of range.
         DataError: If the data set reads its domains from the disk and they cannot be read.
     """
     if ranges is not None:
@@ -131,6 +222,12 @@ def open_tuning(
     request = replace(request, tuned=False, settings=merge(request.settings, MEASURED))
     request = request.one_scenario(datasets)
     seeds = read_seeds(request.seeds)
+    if len(seeds) < FEWEST and race:
+        are = "is" if len(seeds) == 1 else "are"
+        raise SettingsError(
+            f"a race needs at least {FEWEST} seeds, and {len(seeds)} {are} given: add seeds, such "
+            f"as --seeds {SEEDS}, or leave out --race"
+        )
     if len(seeds) < FEWEST:
         logger.warning(
             "trials of fewer than %d seeds choose nothing and the recipe's settings are kept: add "
@@ -166,8 +263,9 @@ def open_tuning(
                 f"{s.method} has nothing left to tune in {trials} trials beside what is given: "
                 f"{', '.join(given)}"
             )
-        tunings.append(Tuning(plan, seeds, told, tuple(points), tuple(made)))
-    return tunings, Search(*(job for tuning in tunings for job in tuning.jobs))
+        rule: Rule = "raced" if race else RULE
+        tunings.append(Tuning(plan, seeds, told, tuple(points), tuple(made), rule))
+    return tunings, TrialSearch(tunings, root / FOLDER)
 
 
 def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
