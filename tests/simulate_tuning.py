@@ -25,17 +25,14 @@ def winner(values: np.ndarray, rule: Rule) -> int:
     return winners(with_leads(made), rule)[0]
 
 
-def runs(values: np.ndarray, rule: Rule) -> int:
-    """Return the number of runs until a trial can be chosen; ``values`` are [trials, seeds]."""
+def raced(values: np.ndarray) -> list[int]:
+    """Return the number of seeds of each trial in a race; ``values`` are [trials, seeds]."""
     trials, seeds = values.shape
-    if rule != "raced":
-        return values.size
-    steps = values[1:] - values[0]
     many = [
         next((n for n in range(1, seeds) if is_out(row[:n].tolist(), trials - 1, seeds)), seeds)
-        for row in steps
+        for row in values[1:] - values[0]
     ]
-    return sum(many) + max(many)
+    return [max(many), *many]
 
 
 def errors(
@@ -54,7 +51,7 @@ def errors(
         equal = noise / np.sqrt(2) * rng.standard_normal((trials, seeds))
         switched += winner(equal, rule) != 0
         missed += winner(equal + better, rule) != 1
-        made += runs(equal, rule)
+        made += sum(raced(equal)) if rule == "raced" else equal.size
     return switched / draws, missed / draws, made / draws
 
 

@@ -83,7 +83,7 @@ def test_a_race_makes_only_the_runs_that_count(feddg: Run, tmp_path: Path) -> No
     """Of three seeds, a trial ends with the first one that it does not win."""
     listed = feddg(*tune("--race", "--dry-run"))
     assert listed.code == 0, listed.err
-    assert "and at most 8 more, which depend on the results" in listed.out
+    assert "and at most 8 runs more, which depend on the results" in listed.out
     assert "4 runs: 4 to do" in listed.out
     found = {}
     for workers in ("1", "2"):

@@ -8,6 +8,7 @@ from itertools import pairwise, permutations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from feddg_bench.records.tuning import (
     RULE,
     Trial,
     TuningLedger,
-    is_out,
     ledger_path,
     load_ledger,
     pack_ledgers,
@@ -37,7 +37,9 @@ from feddg_bench.records.tuning import (
 from feddg_bench.runs.request import Request, _say_once
 from feddg_bench.sweeps.definition import Choice, Range
 from feddg_bench.sweeps.jobs import Failures
-from feddg_bench.sweeps.trials import RATES, TrialSearch, Tuning, Worths, open_tuning, trial_points
+from feddg_bench.sweeps.search import Search
+from feddg_bench.sweeps.trials import RATES, Tuning, Worths, open_tuning, trial_points
+from tests import simulate_tuning
 from tests.fabricate_records import record, save
 from tests.helpers import entry, refused, stretched
 from tests.simulate_tuning import errors
@@ -312,7 +314,7 @@ def test_a_diverging_trial_does_not_hide_another() -> None:
     assert winners(with_leads([recipe, wild, wild]), RULE) == (0,)
 
 
-def raced(root: Path, seeds: str = "100-102", trials: int = 3) -> tuple[Tuning, TrialSearch]:
+def raced(root: Path, seeds: str = "100-102", trials: int = 3) -> tuple[Tuning, Search]:
     words = {"seeds": seeds, "method": "fedavg"}
     (one,), search = open_tuning(asked(root, **words), trials, race=True)
     return one, search
@@ -358,29 +360,29 @@ def test_a_race_ends_if_the_recipe_is_left_alone(tmp_path: Path) -> None:
     root = tmp_path / "tuning"
     for number, value in enumerate((0.5, 0.5, 0.4)):  # a tie is no win
         save(root, made(one, number, [value], 0))
-    assert one.is_done(search.worths)
+    assert one.is_done(Worths(root))
     assert search.left() == 0
-    ledger = one.ledger(search.worths)
+    ledger = one.ledger(Worths(root))
     assert [len(trial.keys) for trial in ledger.trials] == [1, 1, 1]
     assert ledger.chosen == 0
 
 
 def test_a_failed_trial_leaves_the_race_and_without_the_first_nobody_does(tmp_path: Path) -> None:
-    one, search = raced(tmp_path)
+    one, _ = raced(tmp_path)
     root = tmp_path / "tuning"
     failures = Failures(root)
     failures.save(one.trials[1][0], "it broke")
     for number, value in ((0, 0.5), (2, 0.6)):
         save(root, made(one, number, [value], 0))
-    assert [len(runs) for runs in one.due(search.worths.read(one.jobs))] == [2, 1, 2]
+    assert [len(runs) for runs in one.due(Worths(root).read(one.jobs))] == [2, 1, 2]
     failures.forget([one.trials[1][0].key])
     save(root, made(one, 1, [0.1], 0))
     failures.save(one.trials[0][1], "it broke")
     save(root, made(one, 2, [0.1], 0, 1))
-    assert [len(runs) for runs in one.due(search.worths.read(one.jobs))] == [3, 1, 3]
+    assert [len(runs) for runs in one.due(Worths(root).read(one.jobs))] == [3, 1, 3]
     for number in (0, 2):
         save(root, made(one, number, [0.6], 0, 2))
-    ledger = one.ledger(search.worths)
+    ledger = one.ledger(Worths(root))
     assert ledger.trials[0].error == "it broke"
     assert ledger.chosen == 2
 
@@ -390,12 +392,7 @@ def test_a_race_chooses_as_if_all_its_trials_had_been_finished(data: st.DataObje
     seeds, count = data.draw(st.integers(3, 6)), data.draw(st.integers(2, 5))
     value = st.integers(0, 20).map(lambda n: n / 20)
     rows = [data.draw(st.lists(value, min_size=seeds, max_size=seeds)) for _ in range(count)]
-    stops = []
-    for row in rows[1:]:
-        steps = [a - b for a, b in zip(row, rows[0], strict=True)]
-        out = [n for n in range(1, seeds + 1) if is_out(steps[:n], count - 1, seeds)]
-        stops.append(min(out, default=seeds))
-    stops = [max(stops), *stops]
+    stops = simulate_tuning.raced(np.array(rows))
     whole = with_leads([seeded(*row) for row in rows])
     stopped = with_leads([seeded(*row[:n]) for row, n in zip(rows, stops, strict=True)])
     assert winners(stopped, "raced") == winners(whole, "raced")

@@ -259,7 +259,7 @@ def listing(name: str, search: Search, results: Path) -> str:
     facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "none begun yet"
     runs = f"{len(lines)} run{'s' * (len(lines) != 1)}"
     if search.left():
-        lines.append(f"and at most {search.left()} more, which depend on the results")
+        lines.append(f"and at most {search.left()} {search.unit} more, which depend on the results")
     return "\n".join([*lines, f"{name}: {runs}: {facts}"])
 
 
@@ -339,7 +339,7 @@ class TuneCommand(SweepRecording, Names):
 
     def __call__(self) -> None:
         """Run the command."""
-        from feddg_bench.sweeps.trials import SEEDS, open_tuning
+        from feddg_bench.sweeps.trials import SEEDS, Worths, open_tuning
 
         resources = self.resources()
         if resources.engine == "slurm":
@@ -360,7 +360,7 @@ class TuneCommand(SweepRecording, Names):
         try:
             failed = finish(search, datasets, inner, retry_failed=self.retry_failed)
         finally:  # stopped or not, finished ledgers are saved
-            worths = search.worths
+            worths = Worths(inner.results)
             ledgers = [t.ledger(worths) for t in tunings if t.is_done(worths)]
             for ledger in ledgers:
                 ledger.save(resources.results)

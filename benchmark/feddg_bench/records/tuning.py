@@ -141,12 +141,12 @@ def is_out(differences: Sequence[float], alternatives: int, seeds: int) -> bool:
     """Return whether a race stops a trial, which then cannot lead clearly any more.
 
     Args:
-        differences: From the first trial, of the seeds so far.
+        differences: From the first trial, of the seeds so far; NaN counts as a loss.
         alternatives: Number of trials beside the first.
         seeds: Number of seeds of a whole trial.
     """
-    losses = sum(difference <= 0 for difference in differences)
-    return losses > most_losses(alternatives, seeds)
+    wins = sum(difference > 0 for difference in differences)
+    return len(differences) - wins > most_losses(alternatives, seeds)
 
 
 def with_leads(trials: Sequence[Trial]) -> tuple[Trial, ...]:
@@ -183,7 +183,7 @@ def _ahead(trials: Sequence[Trial], rule: Rule) -> list[int]:
     """Return the positions of the trials that are significantly better than the first."""
     first, *others = (None if trial.values is None else np.array(trial.values) for trial in trials)
     rivals = {i: values for i, values in enumerate(others, 1) if values is not None}
-    if first is None or not rivals:
+    if first is None or not rivals or len(first) < FEWEST_SEEDS:
         return []
     seeds = len(first)
     differences = np.full((len(rivals), seeds), np.nan)  # a trial without all seeds was stopped
@@ -192,14 +192,9 @@ def _ahead(trials: Sequence[Trial], rule: Rule) -> list[int]:
             row[:] = values - first
     contenders: NDArray[np.bool_] | None = None
     if rule == "paired_contenders":
-        contenders = np.array([any(row > 0) for row in differences])
-    elif rule == "raced" and seeds >= FEWEST_SEEDS:
-        contenders = np.array(
-            [
-                not np.isnan(row).any() and not is_out(row.tolist(), len(others), seeds)
-                for row in differences
-            ]
-        )
+        contenders = np.asarray((differences > 0).any(axis=1))
+    elif rule == "raced":
+        contenders = np.array([not is_out(row.tolist(), len(others), seeds) for row in differences])
     clear = clear_leads(differences, contenders)
     return [i for i, ahead in zip(rivals, clear, strict=True) if ahead]
 

@@ -22,6 +22,9 @@ from feddg_bench.sweeps.leases import Leases
 class Search:
     """Source of jobs; here all are known from the start, such as those of a grid."""
 
+    unit = "points"
+    """Name of the items that `left` counts."""
+
     def __init__(self, *jobs: Job) -> None:
         self.found = jobs
 
@@ -37,7 +40,7 @@ class Search:
         return False
 
     def left(self) -> int:
-        """Return the maximum number of points still to come."""
+        """Return the maximum number of items still to come."""
         return 0
 
 

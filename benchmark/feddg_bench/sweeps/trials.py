@@ -110,9 +110,10 @@ class Tuning:
         counts = [1] * len(self.trials)
         rivals = list(range(1, len(self.trials)))
         for many in range(1, len(self.seeds) + 1):
-            for number in (0, *rivals):
+            racing = (0, *rivals)
+            for number in racing:
                 counts[number] = many
-            if any(self.trials[number][many - 1].key not in worths for number in (0, *rivals)):
+            if any(self.trials[number][many - 1].key not in worths for number in racing):
                 break
             rivals = [number for number in rivals if not self._is_out(number, many, worths)]
             if not rivals:
@@ -164,11 +165,13 @@ class Tuning:
         )
 
 
-class TrialSearch(Search):
-    """Source of the runs of all methods' trials.
+class Race(Search):
+    """Source of the runs of raced trials.
 
-    In a race they depend on the finished runs, which every worker reads, on whatever machine.
+    They depend on the finished runs, which every worker reads, on whatever machine.
     """
+
+    unit = "runs"
 
     def __init__(self, tunings: Sequence[Tuning], root: Path) -> None:
         self.tunings = tunings
@@ -198,7 +201,7 @@ class TrialSearch(Search):
 
 def open_tuning(
     request: Request, trials: int, ranges: Path | None = None, *, race: bool = False
-) -> tuple[list[Tuning], TrialSearch]:
+) -> tuple[list[Tuning], Search]:
     """Return each method's trials, resolved and checked, and a search over all their runs.
 
     Args:
@@ -265,7 +268,9 @@ def open_tuning(
             )
         rule: Rule = "raced" if race else RULE
         tunings.append(Tuning(plan, seeds, told, tuple(points), tuple(made), rule))
-    return tunings, TrialSearch(tunings, root / FOLDER)
+    if race:
+        return tunings, Race(tunings, root / FOLDER)
+    return tunings, Search(*(job for tuning in tunings for job in tuning.jobs))
 
 
 def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
