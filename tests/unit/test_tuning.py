@@ -372,11 +372,11 @@ def test_a_failed_trial_leaves_the_race_and_without_the_first_nobody_does(tmp_pa
     root = tmp_path / "tuning"
     failures = Failures(root)
     failures.save(one.trials[1][0], "it broke")
-    for number, value in ((0, 0.5), (2, 0.6)):
+    for number, value in ((0, 0.8), (2, 0.9)):
         save(root, made(one, number, [value], 0))
     assert [len(runs) for runs in one.due(Worths(root).read(one.jobs))] == [2, 1, 2]
     failures.forget([one.trials[1][0].key])
-    save(root, made(one, 1, [0.1], 0))
+    save(root, made(one, 1, [0.7], 0))
     failures.save(one.trials[0][1], "it broke")
     save(root, made(one, 2, [0.1], 0, 1))
     assert [len(runs) for runs in one.due(Worths(root).read(one.jobs))] == [3, 1, 3]
@@ -384,7 +384,7 @@ def test_a_failed_trial_leaves_the_race_and_without_the_first_nobody_does(tmp_pa
         save(root, made(one, number, [0.6], 0, 2))
     ledger = one.ledger(Worths(root))
     assert ledger.trials[0].error == "it broke"
-    assert ledger.chosen == 2
+    assert ledger.chosen == 2  # its mean is 0.53; the larger one of trial 1 is of a single seed
 
 
 @given(st.data())

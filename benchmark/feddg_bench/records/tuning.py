@@ -168,9 +168,11 @@ def winners(trials: Sequence[Trial], rule: Rule) -> tuple[int, ...]:
     """Return the positions of the trials that a rule can choose, in order.
 
     There are several if they are tied, and none if all trials failed. If the first trial failed, no
-    other can be compared with it, and all rules choose the largest mean.
+    other can be compared with it, and all rules choose the largest mean over the most seeds.
     """
     means = {i: trial.id_val for i, trial in enumerate(trials) if trial.id_val is not None}
+    most = max((len(trials[i].keys) for i in means), default=0)
+    means = {i: mean for i, mean in means.items() if len(trials[i].keys) == most}
     if rule != "mean_last_fifth" and 0 in means:
         means = {i: means[i] for i in _ahead(trials, rule)} or {0: means[0]}
     highest = max(means.values(), default=0)
