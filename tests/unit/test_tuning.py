@@ -761,6 +761,19 @@ def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("untuned", [False, True])
+def test_a_table_says_that_tuning_kept_the_recipe(tmp_path: Path, untuned: bool) -> None:
+    """Readers can then tell it from a table without tuning."""
+    save(tmp_path, tuned_record("fedprox", 0, 8), tuned_record("fedavg", 0, 8))
+    if untuned:
+        save(tmp_path, record("moon", settings={"train": {"lr": 0.002}}))
+    (table,) = frames(read_runs(tmp_path))
+    said = " ".join(build("t", table.description, table.runs).definitions)
+    kept = "each; the recipe's settings were selected for every row and are used in all scenarios"
+    assert ("8 trials of one seed on ip-o-c" in said) != untuned
+    assert (kept in said) != untuned
+
+
 def test_rows_whose_rate_one_run_chose_are_marked(tmp_path: Path) -> None:
     """Unless it is the recipe's rate or was chosen by a lead over several seeds."""
     save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004, "hyper.mu": 0.5}))

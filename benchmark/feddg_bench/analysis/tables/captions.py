@@ -226,9 +226,13 @@ def _plain(value: Any) -> str:
 
 
 def tuning(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence on how the rows' settings were tuned; none if tuning changed nothing."""
+    """Return a sentence on how the rows' settings were tuned.
+
+    There is none where tuning changed nothing, unless every run was tuned.
+    """
     runs = [run for row in rows for run in row.members]
-    if not any(run.changed for run in runs):
+    changed = any(run.changed for run in runs)
+    if not runs or not (changed or all(run.tuned for run in runs)):
         return []
     by_trials: dict[str, list[str]] = {}
     for row in rows:
@@ -238,9 +242,10 @@ def tuning(rows: Sequence[Row]) -> list[str]:
     said = "; ".join(f"{words}: {', '.join(by_trials[words])}" for words in sorted(by_trials))
     how = f"{next(iter(by_trials))} each" if len(by_trials) == 1 else said
     if any(run.tuned and run.tuned.scenario for run in runs):
+        kept = "recipe's settings were selected for every row and"
         how += (
-            "; the selected settings are used in all scenarios, including those that test on these "
-            "domains"
+            f"; the {'selected settings' if changed else kept} are used in all scenarios, "
+            "including those that test on these domains"
         )
     return [f"settings were tuned on held-out images of the training domains, {how}"]
 
