@@ -217,6 +217,34 @@ def test_generalisation_marks_where_each_of_many_methods_ends(add: Add, tmp_path
         assert [line.get_markevery() for line in marked] == [[-1]]
 
 
+@pytest.mark.usefixtures("drawing")
+@pytest.mark.parametrize("draw", [convergence, generalisation])
+def test_a_panel_shows_fedavg_over_the_seeds_of_its_method(
+    draw: Callable[[Frame, Selection], Picture | None], add: Add, tmp_path: Path
+) -> None:
+    for seed in (0, 1, 2):
+        add(test=(0.2 + seed / 5, 0.3 + seed / 5), id_test=(0.5, 0.6), seed=seed)
+    for method in ("moon", "fedprox", "pardon", "ccst", "fpl"):
+        for seed in (0, 1):
+            add(method, test=(0.2, 0.4), id_test=(0.5, 0.6), seed=seed)
+    add("fedsr", test=(0.2, 0.4), id_test=(0.5, 0.6), seed=7)
+    picture = draw(only_frame(tmp_path), EVERYTHING)
+    assert picture is not None
+    seen = {}
+    for axes in picture.figure.axes:
+        dashed = [line for line in axes.get_lines() if line.get_linestyle() == "--"]
+        if axes.axison:
+            ends = [float(np.asarray(line.get_ydata())[-1]) for line in dashed]
+            seen[axes.get_title(loc="left").split()[0]] = ends
+    odds = draw is generalisation
+    expected = pytest.approx(np.log(40 / 60) if odds else 40)  # the mean of 30 and 50
+    assert seen.pop("FedAvg") == []
+    assert seen.pop("FedSR") == []  # they share no seed
+    assert list(seen.values()) == [[expected]] * 5
+    key = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert "FedAvg over the method's seeds" in key
+
+
 def test_settings_tell_series_of_one_method_apart(add: Add, tmp_path: Path) -> None:
     add("fedprox", hyper={"mu": 0.1})
     add("fedprox", hyper={"mu": 1.0})

@@ -54,6 +54,7 @@ def draw_curves(
     numbers: Mapping[str, float] | None = None,
     tail: int = 0,
     *,
+    references: Mapping[str, pd.DataFrame] | None = None,
     marked_ends: bool = False,
 ) -> Figure:
     """Return a figure of curves, with bands around them if the points have any.
@@ -66,6 +67,8 @@ def draw_curves(
         said: Text below the figure: what the values are means over.
         numbers: Values that order small panels and follow their names; by default the last ones.
         tail: Points at each curve's end whose mean is drawn as a bar.
+        references: Points of `REFERENCE` to draw in the panel of a series, such as those over the
+            same seeds; elsewhere its own curve.
         marked_ends: Mark the end of every curve in small panels.
     """
     curves = {str(name): part for name, part in points.groupby("series")}
@@ -81,7 +84,9 @@ def draw_curves(
         else [label for label, c in curves.items() if not _is_flat(c) and c.x.iloc[-1] < end]
     )
     ends = marked_ends
-    return _apart(curves, axis, ylabel, title, said, numbers or last, short, tail, ends)
+    return _apart(
+        curves, axis, ylabel, title, said, numbers or last, short, tail, ends, references or {}
+    )
 
 
 Curves = dict[str, pd.DataFrame]
@@ -149,6 +154,7 @@ def _apart(
     short: Collection[str],
     tail: int,
     ends: bool,
+    references: Mapping[str, pd.DataFrame],
 ) -> Figure:
     """Draw a panel for each curve, the best first, with all others pale behind it.
 
@@ -160,9 +166,10 @@ def _apart(
     rows = math.ceil(len(order) / COLUMNS)
     figure = new_figure(1.75 * COLUMNS, 0.9 + 1.35 * rows)
     grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
+    dashed = REFERENCE + (" over the method's seeds" if references else "")
     styles: dict[str, dict[str, Any]] = {
         f"the method above, and its value {axis.end}": {"color": "black", "zorder": 3},
-        REFERENCE: {"color": COLOURS[1], "linestyle": "--", "linewidth": 0.9},
+        dashed: {"color": COLOURS[1], "linestyle": "--", "linewidth": 0.9},
         "other methods": {"color": PALE, "linewidth": 0.4, "zorder": 1},
     }
     own, reference, pale = styles.values()
@@ -177,10 +184,12 @@ def _apart(
             continue
         label = order[number]
         for other in order:
-            if other != label:
+            if other != label and not (other == REFERENCE and label in references):
                 _line(axes, curves[other], band=False, **pale)
         if REFERENCE in curves and label != REFERENCE:
-            _line(axes, curves[REFERENCE], band=False, **reference)
+            its = references.get(label, curves[REFERENCE])
+            if len(its):
+                _line(axes, its, band=False, **reference)
         _line(axes, curves[label], **{**_marks(curves[label]), **own})
         _bar(axes, curves[label], tail, COLOURS[2])
         _dress(axes, curves, axis)
@@ -191,7 +200,7 @@ def _apart(
             axes.set_xlabel(textwrap.fill(axis.label, 26), fontsize=7)
     figure.supylabel(ylabel, fontsize=8)
     if REFERENCE not in curves:
-        del styles[REFERENCE]
+        del styles[dashed]
     handles = [Line2D([], [], **style) for style in styles.values()]
     entitle(figure, title, said, handles, list(styles))
     return figure

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from feddg_bench.analysis.figures.curves import FLAT, Axis, draw_curves
+from feddg_bench.analysis.figures.curves import FLAT, REFERENCE, Axis, draw_curves
 from feddg_bench.analysis.figures.drawing import MARKERS, Picture, Sheet, entitle, new_figure
 from feddg_bench.analysis.figures.series import (
     BAND,
@@ -20,6 +20,7 @@ from feddg_bench.analysis.figures.series import (
     means,
     measure_series,
     over,
+    over_their_seeds,
 )
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.records.robustness import Accuracies, logit
@@ -53,9 +54,19 @@ def convergence(frame: Frame, choice: Selection) -> Picture | None:
     label = frame.metric_label(choice.split)
     first, last = points.x.min(), points.x.max()
     left = first - 0.04 * (last - first)  # a margin for its marker
-    figure = draw_curves(points, Axis("round", end, left=left), label, title, said, numbers, LAST)
+    axis = Axis("round", end, left=left)
+    figure = draw_curves(
+        points, axis, label, title, said, numbers, LAST, references=_references(values, scenarios)
+    )
     name = f"convergence-{frame.name}{choice.suffix}"
     return Picture(name, figure, _sheet("round", points, scenarios), tuple(notes))
+
+
+def _references(values: pd.DataFrame, scenarios: Collection[str]) -> dict[str, pd.DataFrame]:
+    """Return the reference's points over the seeds of each series that lacks some of its seeds."""
+    return {
+        name: means(part, scenarios) for name, part in over_their_seeds(values, REFERENCE).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -171,13 +182,17 @@ def _swept(
         lambda part: _at_every_point(part, len(scenarios))
     )
     same = flat & values.seed.isin(kept.seed)
-    points = means(pd.concat([kept, values[same]]), scenarios)
+    values = pd.concat([kept, values[same]])
+    points = means(values, scenarios)
     names = tuple(f"{place[varied]:g}" for place in shown)
     axis = Axis(label, f"at {sweep.letters[varied]} = {names[-1]}", tuple(at.values()), names)
     several = over(scenarios, frame.scenario_labels(), points[points.x != FLAT])
     said = f"{several}; rule {choice.rule}{BAND if points['std'].any() else ''}"
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
-    figure = draw_curves(points, axis, frame.metric_label(choice.split), title, said)
+    figure = draw_curves(
+        points, axis, frame.metric_label(choice.split), title, said,
+        references=_references(values, scenarios),
+    )  # fmt: skip
     words = {at[place]: f"{place[1]:g}/{place[0]:g}" for place in shown if len(place) == 2}
     sheet = _sheet(sweep.name, points, scenarios, words)
     return Picture(f"{sweep.name}-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
@@ -283,51 +298,67 @@ def generalisation(frame: Frame, choice: Selection) -> Picture | None:
     place = ["series", "scenario", "seed", "x"]
     both = held.merge(known, on=place, suffixes=("", "_known"))
     both, scenarios, notes = comparable(both)
-    points = means(both, scenarios)
+    points = _against_known(both, scenarios)
     if points.empty:
         return None
-    across = means(both.assign(value=both.value_known), scenarios)["mean"]
     percent = frame.runs[0].metric.percent
-    xs, ys = (_scaled(values.to_numpy(), percent) for values in (across, points["mean"]))
-    drawn = points.assign(x=xs.values, mean=ys.values, low=np.nan, high=np.nan)
+    (ticks, names), (yticks, ynames) = (
+        _ticks(points[column].to_numpy(), percent) for column in ("known", "mean")
+    )
     ends = {str(name): float(m.iloc[-1]) for name, m in points.groupby("series")["mean"]}
-    axis = Axis(frame.metric_label(KNOWN), "after the last round", xs.ticks, xs.names)
+    references = {
+        name: _drawn(_against_known(part, scenarios), percent)
+        for name, part in over_their_seeds(both, REFERENCE).items()
+    }
+    axis = Axis(frame.metric_label(KNOWN), "after the last round", ticks, names)
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]} against {SPLIT_NAMES[KNOWN]}"
     said = over(scenarios, frame.scenario_labels(), points)
     said += "; curves run through the evaluated rounds; above FedAvg's: better at equal id_test"
     figure = draw_curves(
-        drawn, axis, frame.metric_label(choice.split), title, said, ends, marked_ends=True
-    )
+        _drawn(points, percent), axis, frame.metric_label(choice.split), title, said, ends,
+        references=references, marked_ends=True,
+    )  # fmt: skip
     for axes in figure.axes:
-        axes.set_yticks(ys.ticks, labels=ys.names)
+        axes.set_yticks(yticks, labels=ynames)
     sheet = Sheet(
         ("series", "round", KNOWN, choice.split, "seeds", "scenarios"),
         tuple(
-            (p.series, f"{p.x:g}", x, p.mean, _listed(p.seeds), " ".join(sorted(scenarios)))
-            for p, x in zip(points.itertuples(), across, strict=True)
+            (p.series, f"{p.x:g}", p.known, p.mean, _listed(p.seeds), " ".join(sorted(scenarios)))
+            for p in points.itertuples()
         ),
     )
     return Picture(f"generalisation-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
 
 
-@dataclass(frozen=True)
-class _Scaled:
-    """Values on an axis."""
-
-    values: Accuracies
-    ticks: tuple[float, ...]
-    names: tuple[str, ...]
+def _against_known(both: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFrame:
+    """Return `means` of ``value`` with those of ``value_known`` as a column ``known``."""
+    known = means(both.assign(value=both.value_known), scenarios)
+    return means(both, scenarios).assign(known=known["mean"])
 
 
-def _scaled(values: Accuracies, percent: bool) -> _Scaled:
-    """Return values as they are drawn: percentages as logits, others unchanged."""
+def _drawn(points: pd.DataFrame, percent: bool) -> pd.DataFrame:
+    """Return points of a curve through (known, mean), without a band."""
+    places = {
+        x: _places(points[column].to_numpy(), percent)
+        for x, column in (("x", "known"), ("mean", "mean"))
+    }
+    return points.assign(**places, low=np.nan, high=np.nan)
+
+
+def _places(values: Accuracies, percent: bool) -> Accuracies:
+    """Return places of values on an axis: logits of percentages, other values unchanged."""
+    return logit(values) if percent else values
+
+
+def _ticks(values: Accuracies, percent: bool) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """Return places and labels of an axis' ticks; nothing leaves them to matplotlib."""
     if not percent:
-        return _Scaled(values, (), ())
-    places = logit(values)
+        return (), ()
+    extent = np.ptp(_places(values, percent))
     ticks: dict[float, str] = {}
     for tick in (tick for step in STEPS for tick in range(step, 100, step)):
-        place = float(logit(np.array(float(tick))))
-        free = all(abs(place - other) >= GAP * np.ptp(places) for other in ticks)
+        place = float(_places(np.array(float(tick)), percent))
+        free = all(abs(place - other) >= GAP * extent for other in ticks)
         if values.min() <= tick <= values.max() and free:
             ticks[place] = str(tick)
-    return _Scaled(places, tuple(sorted(ticks)), tuple(ticks[place] for place in sorted(ticks)))
+    return tuple(sorted(ticks)), tuple(ticks[place] for place in sorted(ticks))
