@@ -245,6 +245,25 @@ def test_a_panel_shows_fedavg_over_the_seeds_of_its_method(
     assert "FedAvg over the method's seeds" in key
 
 
+@pytest.mark.usefixtures("drawing")
+def test_a_seed_that_lacks_a_scenario_does_not_count_in_a_panel_either(
+    add: Add, tmp_path: Path
+) -> None:
+    for scenario in PAIR:
+        for seed in (0, 1):
+            add(test=(0.2, 0.3 + seed / 5), seed=seed, scenario=scenario)
+        for method in ("moon", "fedprox", "pardon", "ccst", "fpl", "fedsr"):
+            add(method, test=(0.2, 0.4), scenario=scenario)
+    add("moon", test=(0.2, 0.4), seed=1, scenario=PAIR[0])
+    picture = convergence(only_frame(tmp_path), EVERYTHING)
+    assert picture is not None
+    lines = [line for axes in picture.figure.axes for line in axes.get_lines()]
+    dashed = [line for line in lines if line.get_linestyle() == "--"]
+    assert len(dashed) == 6
+    for line in dashed:
+        assert np.asarray(line.get_ydata()) == pytest.approx([20, 30])
+
+
 def test_settings_tell_series_of_one_method_apart(add: Add, tmp_path: Path) -> None:
     add("fedprox", hyper={"mu": 0.1})
     add("fedprox", hyper={"mu": 1.0})

@@ -56,17 +56,19 @@ def convergence(frame: Frame, choice: Selection) -> Picture | None:
     left = first - 0.04 * (last - first)  # a margin for its marker
     axis = Axis("round", end, left=left)
     figure = draw_curves(
-        points, axis, label, title, said, numbers, LAST, references=_references(values, scenarios)
-    )
+        points, axis, label, title, said, numbers, LAST,
+        references=_references(values, points, scenarios),
+    )  # fmt: skip
     name = f"convergence-{frame.name}{choice.suffix}"
     return Picture(name, figure, _sheet("round", points, scenarios), tuple(notes))
 
 
-def _references(values: pd.DataFrame, scenarios: Collection[str]) -> dict[str, pd.DataFrame]:
+def _references(
+    values: pd.DataFrame, points: pd.DataFrame, scenarios: Collection[str]
+) -> dict[str, pd.DataFrame]:
     """Return the reference's points over the seeds of each series that lacks some of its seeds."""
-    return {
-        name: means(part, scenarios) for name, part in over_their_seeds(values, REFERENCE).items()
-    }
+    shared = over_their_seeds(values, points, REFERENCE)
+    return {name: means(part, scenarios) for name, part in shared.items()}
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def _swept(
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
     figure = draw_curves(
         points, axis, frame.metric_label(choice.split), title, said,
-        references=_references(values, scenarios),
+        references=_references(values, points, scenarios),
     )  # fmt: skip
     words = {at[place]: f"{place[1]:g}/{place[0]:g}" for place in shown if len(place) == 2}
     sheet = _sheet(sweep.name, points, scenarios, words)
@@ -302,13 +304,12 @@ def generalisation(frame: Frame, choice: Selection) -> Picture | None:
     if points.empty:
         return None
     percent = frame.runs[0].metric.percent
-    (ticks, names), (yticks, ynames) = (
-        _ticks(points[column].to_numpy(), percent) for column in ("known", "mean")
-    )
+    ticks, names = _ticks(points["known"].to_numpy(), percent)
+    yticks, ynames = _ticks(points["mean"].to_numpy(), percent)
     ends = {str(name): float(m.iloc[-1]) for name, m in points.groupby("series")["mean"]}
     references = {
         name: _drawn(_against_known(part, scenarios), percent)
-        for name, part in over_their_seeds(both, REFERENCE).items()
+        for name, part in over_their_seeds(both, points, REFERENCE).items()
     }
     axis = Axis(frame.metric_label(KNOWN), "after the last round", ticks, names)
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]} against {SPLIT_NAMES[KNOWN]}"
@@ -338,26 +339,20 @@ def _against_known(both: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFra
 
 def _drawn(points: pd.DataFrame, percent: bool) -> pd.DataFrame:
     """Return points of a curve through (known, mean), without a band."""
-    places = {
-        x: _places(points[column].to_numpy(), percent)
-        for x, column in (("x", "known"), ("mean", "mean"))
-    }
-    return points.assign(**places, low=np.nan, high=np.nan)
-
-
-def _places(values: Accuracies, percent: bool) -> Accuracies:
-    """Return places of values on an axis: logits of percentages, other values unchanged."""
-    return logit(values) if percent else values
+    x, y = points["known"].to_numpy(), points["mean"].to_numpy()
+    if percent:
+        x, y = logit(x), logit(y)
+    return points.assign(x=x, mean=y, low=np.nan, high=np.nan)
 
 
 def _ticks(values: Accuracies, percent: bool) -> tuple[tuple[float, ...], tuple[str, ...]]:
-    """Return places and labels of an axis' ticks; nothing leaves them to matplotlib."""
+    """Return places and labels of ticks on a logit axis; of none on others, left to matplotlib."""
     if not percent:
         return (), ()
-    extent = np.ptp(_places(values, percent))
+    extent = np.ptp(logit(values))
     ticks: dict[float, str] = {}
     for tick in (tick for step in STEPS for tick in range(step, 100, step)):
-        place = float(_places(np.array(float(tick)), percent))
+        place = float(logit(np.array(float(tick))))
         free = all(abs(place - other) >= GAP * extent for other in ticks)
         if values.min() <= tick <= values.max() and free:
             ticks[place] = str(tick)

@@ -181,19 +181,19 @@ def means(values: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFrame:
     return found.assign(**ends).reset_index()
 
 
-def over_their_seeds(values: pd.DataFrame, reference: str) -> dict[str, pd.DataFrame]:
+def over_their_seeds(
+    values: pd.DataFrame, points: pd.DataFrame, reference: str
+) -> dict[str, pd.DataFrame]:
     """Return the reference's values over the seeds of each series that lacks some of its seeds.
 
-    Two curves over different seeds differ because of the seeds too. A series that shares no seed
-    with the reference has an empty frame.
+    Two curves over different seeds differ because of the seeds too. ``points`` are the `means` of
+    ``values``: they name the seeds that count. A series that shares no seed with the reference has
+    an empty frame.
     """
     there = values[values.series == reference]
-    seeds = {str(name): set(part.seed) for name, part in values.groupby("series")}
-    return {
-        name: there[there.seed.isin(mine)]
-        for name, mine in seeds.items()
-        if not mine.issuperset(there.seed)
-    }
+    seeds = {str(name): set().union(*counted) for name, counted in points.groupby("series").seeds}
+    every = seeds.get(reference, set())
+    return {name: there[there.seed.isin(mine)] for name, mine in seeds.items() if not mine >= every}
 
 
 BAND = "; band: one standard deviation over seeds"
