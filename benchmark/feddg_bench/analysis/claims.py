@@ -317,16 +317,17 @@ def tally(found: Sequence[PaperClaim]) -> str:
     verdicts = Counter(claim.tested.verdict for claim in found if claim.tested)
     apart = Counter(c.tested.verdict for c in found if c.tested and c.tested.rates_apart)
     told = ", ".join(
-        f"{verdicts[verdict]} {said}"
+        f"{verdicts[verdict]} {verdict if verdicts[verdict] == 1 else plural}"
         + (f" ({apart[verdict]} at different learning rates‡)" if apart[verdict] else "")
-        for verdict, said in (
+        for verdict, plural in (
             ("holds", "hold"),
             ("does not hold", "do not hold"),
             ("undecided", "undecided"),
         )
     )
     silent = len(found) - verdicts.total()
-    return f"{len(found)} claims of papers: {told}, {silent} without runs"
+    claims_found = "1 claim" if len(found) == 1 else f"{len(found)} claims"
+    return f"{claims_found} of papers: {told}, {silent} without runs"
 
 
 def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:
