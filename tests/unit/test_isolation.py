@@ -12,12 +12,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from feddg_bench import cli
 from feddg_bench.common.errors import ClientError, PluginError, RunInterruptedError, in_a_line
 from feddg_bench.core.isolation import Kept
 from feddg_bench.core.messages import leaves, plain
 from feddg_bench.core.method import Method
 from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
 from feddg_bench.plugins import load_plugin
+from feddg_bench.sweeps import workers
 from feddg_bench.testing import start_toy_run
 from tests.attacks.clients import CULPRIT, HARMLESS, RAISED, REFUSED, Hiding, bank, outcome
 from tests.helpers import ALL, numbers, refused
@@ -92,6 +94,43 @@ def test_ctrl_c_is_nobodys_error(epochs):
     assert isinstance(caught.value, RunInterruptedError)
     assert caught.value.signal_number == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class Awkward:
+    """Gets a signal where Python ignores exceptions."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+class PressedLate(Method):
+    """Receives Ctrl-C in a ``__del__`` of a client's object."""
+
+    def fit(self, client):
+        Awkward()
+        time.sleep(10)
+        raise AssertionError("Ctrl-C had no effect")
+
+
+def test_ctrl_c_is_not_lost_where_python_ignores_exceptions(capfd):
+    before = signal.getsignal(signal.SIGINT)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            start_toy_run(PressedLate).rounds(1)
+        assert signal.getsignal(signal.SIGINT) is before
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("module", [cli, workers])
+def test_a_command_and_a_worker_repeat_an_ignored_signal(module, capfd):
+    before = signal.signal(signal.SIGINT, module._interrupt)
+    try:
+        with pytest.raises(RunInterruptedError):
+            PressedLate.fit(None, None)
+        assert signal.getsignal(signal.SIGINT) not in (module._interrupt, before)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""
 
 
 class Evaluating(Method):

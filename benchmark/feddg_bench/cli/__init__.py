@@ -31,6 +31,7 @@ from feddg_bench.common.errors import (
     RunInterruptedError,
     SettingsError,
     printable,
+    raise_in_handler,
     unknown,
 )
 from feddg_bench.config.layers import dotted_keys
@@ -179,4 +180,4 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
             os._exit(128 + number)
 
     signal.signal(number, at_once)
-    raise RunInterruptedError(number)
+    raise_in_handler(RunInterruptedError(number), _interrupt)

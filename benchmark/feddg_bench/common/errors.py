@@ -2,13 +2,14 @@
 
 import difflib
 import signal
+import sys
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 MOST_LETTERS = 1000
 """Maximum number of characters in an error's list of known names."""
@@ -61,8 +62,39 @@ class _CtrlCError(RunInterruptedError, KeyboardInterrupt):
     """Ctrl-C in a program without a handler of its own; Python expects a `KeyboardInterrupt`."""
 
 
+AGAIN = 0.01
+"""Seconds until a signal is sent again whose exception Python ignored."""
+
+
+def raise_in_handler(error: RunInterruptedError, handler: Callable[..., None]) -> NoReturn:
+    """Raise an error in a signal handler, and send the signal again if Python ignores the error.
+
+    Python prints and ignores an exception in code that cannot pass it on, such as ``__del__`` or
+    a callback of a library in C or Rust. Without a second signal, the program would not stop.
+
+    Args:
+        error: The error with the signal's number.
+        handler: The handler to use for the signal that is sent again.
+    """
+    number, earlier = error.signal_number, sys.unraisablehook
+
+    def send_again(ignored: "sys.UnraisableHookArgs") -> None:
+        if getattr(ignored.exc_value, "signal_number", None) != number:
+            earlier(ignored)
+            return
+        sys.unraisablehook = earlier
+        signal.signal(number, handler)
+        main = threading.main_thread().ident
+        timer = threading.Timer(AGAIN, signal.pthread_kill, (main, number))
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = send_again
+    raise error
+
+
 def _ctrl_c(number: int, _frame: FrameType | None) -> None:
-    raise _CtrlCError(number)
+    raise_in_handler(_CtrlCError(number), _ctrl_c)
 
 
 @contextmanager

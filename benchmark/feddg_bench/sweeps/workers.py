@@ -23,7 +23,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from feddg_bench.common.errors import DataError, FeddgError, RunInterruptedError, SettingsError
+from feddg_bench.common.errors import (
+    DataError,
+    FeddgError,
+    RunInterruptedError,
+    SettingsError,
+    raise_in_handler,
+)
 from feddg_bench.common.parallel import end_processes, start_process
 from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
@@ -280,7 +286,7 @@ def _serve(pipe: connection.Connection, copy: Copy) -> None:
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
-    raise RunInterruptedError(number)
+    raise_in_handler(RunInterruptedError(number), _interrupt)
 
 
 def _end_with_parent() -> None:
@@ -310,7 +316,7 @@ def _between_runs() -> Iterator[None]:
         return
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise RunInterruptedError(number)
+        raise_in_handler(RunInterruptedError(number), stop)
 
     signal.signal(notice, stop)
     try:
