@@ -277,6 +277,19 @@ def test_one_seed_is_enough_for_a_test_over_scenarios_and_two_scenarios_are_not(
     assert cells(generic(tmp_path))["PARDON", "test mean"]["mark"] == "best"
 
 
+def test_definitions_describe_a_bootstrap_over_seeds_only_if_there_are_several(
+    add: Add, tmp_path: Path
+) -> None:
+    for seed in (0, 1):
+        for step, scenario in enumerate(SCENARIOS):
+            add("fedavg", scenario, seed, (0.1,))
+            add("pardon", scenario, seed, (0.8 + step / 100,))
+        grid = generic(tmp_path)
+        found = [cells(grid)["PARDON", f"test {column}"] for column in ("IQM", "P(better)")]
+        assert [cell["low"] != "" for cell in found] == [seed == 1] * 2
+        assert sum("bootstrap" in part for part in grid.definitions) == 2 * seed
+
+
 def test_generic_tables_are_ranked_and_narrow(add: Add, tmp_path: Path) -> None:
     for scenario in SCENARIOS:
         for method, accuracy in (("agrsum", 0.1), ("fedavg", 0.5), ("pardon", 0.7), ("ccst", 0.6)):

@@ -73,8 +73,7 @@ _FEW = f"no row is marked as best, since the test over scenarios needs at least 
 SUMMARIES = {
     "id_test": "mean on id_test: the same runs on held-out images of the training domains",
     "worst": "worst: the smallest value among the columns of a group, for each seed",
-    "iqm": "IQM: mean of the middle half of all runs, with a 95 % interval by a bootstrap over "
-    "seeds within each scenario, widened for few seeds; it holds for these scenarios only",
+    "iqm": "IQM: mean of the middle half of all runs",
     "rank": "rank: mean over the columns of a group, among rows that have all of them",
 }
 _AGAINST = {
@@ -88,9 +87,15 @@ _AGAINST = {
     "by the slope of {0}'s evaluated rounds on a logit scale, with a 95 % jackknife interval over "
     "scenarios; none if id_test differs by more than over those rounds",
     "improvement": "P(better): probability that a run is better than a run of {0} in the same "
-    "scenario, with an interval by the same bootstrap",
+    "scenario",
 }
 """Summary that compares with a method -> its definition."""
+_INTERVALS = {
+    "iqm": ", with a 95 % interval by a bootstrap over seeds within each scenario, widened for few "
+    "seeds; it holds for these scenarios only",
+    "improvement": ", with an interval by the same bootstrap",
+}
+"""Summary -> the end of its definition in tables with several seeds: one has no interval."""
 _SPREADS = {
     "sd": ("SD", "sample standard deviation"),
     "interval": ("95 % interval", "half of its 95 % interval (Student's t)"),
@@ -174,14 +179,15 @@ def definitions(
         tested = max(map(len, scenarios.values()))
         said.append(TESTED.format(tested) if tested >= FEWEST else _FEW)
     kinds = {kind for group in description.groups for kind in group.summaries}
-    against = [words for kind, words in _AGAINST.items() if kind in kinds]
+    intervals = _INTERVALS if len(seeds) > 1 else {}
+    against = [words + intervals.get(kind, "") for kind, words in _AGAINST.items() if kind in kinds]
     if reference is not None and against:
         listed = "; ".join(against).format(reference.label)
         said.append(
             f"comparisons are with {reference.label}, over the scenarios and seeds of both rows: "
             f"{listed}"
         )
-    said += [SUMMARIES[kind] for kind in sorted(kinds & set(SUMMARIES))]
+    said += [SUMMARIES[kind] + intervals.get(kind, "") for kind in sorted(kinds & set(SUMMARIES))]
     if sources := {e.source: None for line in lines for e in line.entries if e and e.source}:
         apart = any(line.kind == "difference" for line in lines)
         gap = "; difference: ours - published" if apart else ""
