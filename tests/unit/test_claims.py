@@ -325,25 +325,27 @@ def fpl_too(root: Path, rate: float = 0.5) -> None:
 
 
 def test_claims_of_one_method_are_corrected_for_their_number(tmp_path: Path) -> None:
-    """Differences of 3, 5 and 7 points: uncorrected p = 0.0495, the interval just excludes 0."""
+    """Differences of 3, 5 and 7 points: without correction, p = 0.0495 and [0.03, 9.97]."""
     from statsmodels.stats.power import TTestPower
 
     fpl_too(tmp_path)
     alone = t_test(np.array([3.0, 5.0, 7.0]))
     assert alone == pytest.approx(0.0495, abs=1e-4)
+    half = 6.2053 * 2 / math.sqrt(3)  # Student's t at 98.75 %, two degrees of freedom
     for worse in ("CCST", "FPL"):
         found = claim(tmp_path, worse)
         assert found.tested is not None
-        assert found.tested.comparison.difference.low > 0
+        difference = found.tested.comparison.difference
+        assert (difference.low, difference.high) == pytest.approx((5 - half, 5 + half), abs=1e-3)
         assert found.tested.comparison.p_value == pytest.approx(2 * alone)
         assert found.tested.verdict == "undecided"
-        smallest = 5.6535 * 2 / math.sqrt(3)  # noncentral t, two degrees of freedom
+        smallest = 8.0104 * 2 / math.sqrt(3)  # noncentral t, two degrees of freedom
         assert found.tested.comparison.detectable == pytest.approx(smallest, abs=1e-3)
         published = {"CCST": 6.16, "FPL": -0.48}[worse]  # in this scenario
         assert found.tested.published == pytest.approx(published)
         needs = "-"
         if published > 0:  # the seeds scatter by 2 points
-            seeds = TTestPower().solve_power(published / 2, alpha=0.05, power=0.8)
+            seeds = TTestPower().solve_power(published / 2, alpha=0.05 / 2, power=0.8)
             needs = f"{math.ceil(seeds)} seeds"
         assert f"|0.099|undecided|{smallest:.2f}|{needs}|" in claims_text([found])
 

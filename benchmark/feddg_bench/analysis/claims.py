@@ -43,8 +43,8 @@ from feddg_bench.records.statistics import (
     Sample,
     Unit,
     compare,
-    corrected,
     needed,
+    simultaneous,
 )
 
 _OURS = ("partition.", "federation.", "backbone.")
@@ -82,8 +82,8 @@ class Test:
     trained: float  # mean of both rows on `id_test`, in the metric's unit; 0 if not measured
     departs: bool  # whether its setup is not the paper's
     chosen: bool  # whether it is, but the paper leaves parts of it unpublished
-    # Over scenarios, or over seeds if there are too few scenarios. The p-value is Holm-corrected
-    # for all claims about the same better row in the same columns, tested in the same recipe.
+    # Over scenarios, or over seeds if there are too few scenarios. It is corrected for all claims
+    # about the same better row in the same columns, tested in the same recipe (`simultaneous`).
     comparison: Comparison
     rates_apart: bool  # whether the rows differ in a setting that one run chose
     scenarios: int  # number of scenarios
@@ -130,11 +130,11 @@ def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
 
 
 def _corrected(found: Sequence[PaperClaim]) -> Iterator[PaperClaim]:
-    """Yield the claims about one better row; Holm corrects p for their number in each recipe."""
+    """Yield the claims about one better row; tests are corrected for their number in a recipe."""
     comparisons: dict[str, list[Comparison]] = {}
     for test in (test for claim in found for test in claim.tests):
         comparisons.setdefault(test.recipe, []).append(test.comparison)
-    several = {recipe: iter(corrected(mine)) for recipe, mine in comparisons.items()}
+    several = {recipe: iter(simultaneous(mine)) for recipe, mine in comparisons.items()}
     for claim in found:
         tests = (replace(test, comparison=next(several[test.recipe])) for test in claim.tests)
         yield replace(claim, tests=tuple(tests))
@@ -353,18 +353,20 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         f"{tally(found)}. Each claim says that a paper's method is better on test domains than "
         "another row of its table.\n\n"
         "*Ours* is the mean difference with its 95 % interval (Student's t) over scenarios; with "
-        f"fewer than {FEWEST} scenarios it is over seeds and valid for these scenarios only. A "
-        f"claim *holds*, or *does not hold*, if p < {LEVEL:g} after Holm's correction for all rows "
-        "that the method is compared with in a recipe; intervals are not corrected. ‡: the two "
-        "rows ran at different learning rates, selected on one run, so the comparison says "
-        "nothing about the methods. *Published* is the published difference over the same "
-        "columns, and *in interval* says whether our interval contains it. If a paper prints only "
-        "a mean over more columns, that mean is given, and *in interval* is left open. *: the "
-        "setup is not the paper's. †: the paper leaves parts of the setup unpublished, and we "
-        "chose them.\n\n"
+        f"fewer than {FEWEST} scenarios it is over seeds and valid for these scenarios only. *p* "
+        "is corrected by Holm's procedure for all rows that the method is compared with in a "
+        f"recipe; a claim *holds*, or *does not hold*, if p < {LEVEL:g}. Intervals, *detects* and "
+        "*needs* are corrected by Bonferroni's, so that a method's intervals in a recipe hold all "
+        "at once with 95 % confidence. Holm's procedure is less strict: the interval of a decided "
+        "claim can contain 0. ‡: the two rows ran at different learning rates, selected on one "
+        "run, so the comparison says nothing about the methods. *Published* is the published "
+        "difference over the same columns, and *in interval* says whether our interval contains "
+        "it. If a paper prints only a mean over more columns, that mean is given, and *in "
+        "interval* is left open. *: the setup is not the paper's. †: the paper leaves parts of "
+        "the setup unpublished, and we chose them.\n\n"
         "*Detects* is the smallest true difference that the test detects with 80 % power, and "
         "*needs* the number of scenarios or seeds with which it would detect the published "
-        "difference, if they scatter as ours do; both without Holm's correction.\n\n"
+        "difference, if they scatter as ours do.\n\n"
         "A claim has a line for each recipe with a test. It shows the tuned setup if this gives an "
         "interval, and otherwise the setup with the most runs. The paper's recipe comes first; "
         "then the recipe whose runs have the higher accuracy on held-out images of the training "

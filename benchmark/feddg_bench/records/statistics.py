@@ -80,6 +80,8 @@ class Comparison:
     wins: int  # scenarios in which the row is better on average
     ties: int  # scenarios in which it is equal, within `TIE` by default
     losses: int  # scenarios in which it is worse
+    # Number of comparisons for which interval and detectable difference are corrected.
+    together: int = 1
 
     @property
     def scenarios(self) -> int:
@@ -163,6 +165,33 @@ def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [replace(one, p_value=p) for one, p in zip(comparisons, p_values, strict=True)]
 
 
+def simultaneous(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return comparisons of several rows with the same one, completely corrected for their number.
+
+    The p-values are corrected by `holm`. The intervals hold all at once with at least 95 %
+    probability (Bonferroni); Holm's procedure has no simple intervals. The detectable differences
+    belong to Bonferroni's level, at which `holm` tests the smallest p-value. `holm` rejects
+    whatever Bonferroni's correction rejects, so it can also reject 0 where the interval contains
+    it.
+    """
+    tested = sum(not math.isnan(one.p_value) for one in comparisons)
+    return [_widened(one, tested) for one in corrected(comparisons)]
+
+
+def _widened(comparison: Comparison, together: int) -> Comparison:
+    """Return a comparison whose interval and detectable difference are corrected."""
+    if together < 2 or math.isnan(comparison.p_value):
+        return comparison
+    n, mean = comparison.scenarios, comparison.difference.value
+    half = (comparison.difference.high - mean) * _quantile(n, together) / _quantile(n)
+    return replace(
+        comparison,
+        difference=Estimate(mean, mean - half, mean + half),
+        detectable=comparison.detectable * _detected(n, together) / _detected(n),
+        together=together,
+    )
+
+
 def collapsed(row: Sample, other: Sample) -> list[tuple[Unit, int]]:
     """Return the runs of a row that lie at least `COLLAPSE` points below its usual runs.
 
@@ -220,9 +249,7 @@ def t_interval(differences: _Values) -> Estimate:
     n, mean = len(differences), float(differences.mean())
     if n < FEWEST:
         return Estimate(mean)
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(n - 1, 1 - LEVEL / 2)) * _standard_error(differences)
+    half = _quantile(n) * _standard_error(differences)
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -240,18 +267,29 @@ def detectable(differences: _Values) -> float:
 
 
 @cache
-def _detected(n: int) -> float:
-    """Return the true mean of n differences, in standard errors, detected with 80 % power."""
-    from scipy.special import nctdtrinc, stdtrit
+def _quantile(n: int, together: int = 1) -> float:
+    """Return the mean of n differences, in standard errors, from which it is significant.
 
-    return float(nctdtrinc(n - 1, 1 - POWER, stdtrit(n - 1, 1 - LEVEL / 2)))
+    The level is `LEVEL` for ``together`` two-sided tests in all (Bonferroni).
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 1 - LEVEL / (2 * together)))
+
+
+@cache
+def _detected(n: int, together: int = 1) -> float:
+    """Return the true mean of n differences, in standard errors, detected with 80 % power."""
+    from scipy.special import nctdtrinc
+
+    return float(nctdtrinc(n - 1, 1 - POWER, _quantile(n, together)))
 
 
 def needed(comparison: Comparison, difference: float, most: int) -> int | None:
     """Return the smallest number of scenarios with which `t_test` detects a true difference.
 
     The power is 80 %, and scenarios scatter as in the comparison. It is the inverse of
-    `detectable`.
+    `detectable`, corrected for as many comparisons as the given one.
 
     Args:
         comparison: Comparison that shows the scatter.
@@ -265,8 +303,9 @@ def needed(comparison: Comparison, difference: float, most: int) -> int | None:
     n, smallest = comparison.scenarios, comparison.detectable
     if math.isnan(smallest) or not difference > 0:
         return None
-    deviation = smallest / _detected(n) * math.sqrt(n)
-    errors = (_detected(k) / math.sqrt(k) for k in range(FEWEST, most + 1))
+    together = comparison.together
+    deviation = smallest / _detected(n, together) * math.sqrt(n)
+    errors = (_detected(k, together) / math.sqrt(k) for k in range(FEWEST, most + 1))
     enough = (k for k, error in enumerate(errors, FEWEST) if error * deviation <= difference)
     return next(enough, None)
 
