@@ -86,6 +86,15 @@ class Pressed(Method):
         return super().forward(images)
 
 
+@pytest.fixture
+def heard():
+    """Python's handler of Ctrl-C: a shell's jobs in the background begin with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_ctrl_c_is_nobodys_error(epochs):
     before = signal.getsignal(signal.SIGINT)
@@ -112,6 +121,7 @@ class PressedLate(Method):
         raise AssertionError("Ctrl-C had no effect")
 
 
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_is_not_lost_where_python_ignores_exceptions(capfd):
     before = signal.getsignal(signal.SIGINT)
     for _ in range(2):
@@ -121,6 +131,7 @@ def test_ctrl_c_is_not_lost_where_python_ignores_exceptions(capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("module", [cli, workers])
 def test_a_command_and_a_worker_repeat_an_ignored_signal(module, capfd):
     before = signal.signal(signal.SIGINT, module._interrupt)
