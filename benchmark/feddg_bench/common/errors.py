@@ -62,8 +62,8 @@ class _CtrlCError(RunInterruptedError, KeyboardInterrupt):
     """Ctrl-C in a program without a handler of its own; Python expects a `KeyboardInterrupt`."""
 
 
-AGAIN = 0.01
-"""Seconds until a signal is sent again whose exception Python ignored."""
+_RESENT_AFTER = 0.01
+"""Seconds until a signal is sent again if Python ignored its exception."""
 
 
 def raise_in_handler(error: RunInterruptedError, handler: Callable[..., None]) -> NoReturn:
@@ -85,7 +85,7 @@ def raise_in_handler(error: RunInterruptedError, handler: Callable[..., None]) -
         sys.unraisablehook = earlier
         signal.signal(number, handler)
         main = threading.main_thread().ident
-        timer = threading.Timer(AGAIN, signal.pthread_kill, (main, number))
+        timer = threading.Timer(_RESENT_AFTER, signal.pthread_kill, (main, number))
         timer.daemon = True
         timer.start()
 

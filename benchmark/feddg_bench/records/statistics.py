@@ -170,9 +170,9 @@ def simultaneous(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
     The p-values are corrected by `holm`. The intervals hold all at once with at least 95 %
     probability (Bonferroni); Holm's procedure has no simple intervals. The detectable differences
-    belong to Bonferroni's level, at which `holm` tests the smallest p-value. `holm` rejects
-    whatever Bonferroni's correction rejects, so it can also reject 0 where the interval contains
-    it.
+    belong to Bonferroni's level, at which `holm` tests the smallest p-value. `holm` rejects at
+    least as much as Bonferroni's correction: it can reject a difference of 0 that the interval
+    contains.
     """
     tested = sum(not math.isnan(one.p_value) for one in comparisons)
     return [_widened(one, tested) for one in corrected(comparisons)]

@@ -95,7 +95,7 @@ _INTERVALS = {
     "seeds; it holds for these scenarios only",
     "improvement": ", with an interval by the same bootstrap",
 }
-"""Summary -> the end of its definition in tables with several seeds: one has no interval."""
+"""Summary -> the end of its definition if there are several seeds; one gives no interval."""
 _SPREADS = {
     "sd": ("SD", "sample standard deviation"),
     "interval": ("95 % interval", "half of its 95 % interval (Student's t)"),
