@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.files import file_state
 from feddg_bench.common.streams import derive_seed
 from feddg_bench.data.dataset import DomainDataset, Listing, square
 from feddg_bench.data.fetch.mirrors import Download
@@ -131,11 +132,10 @@ class RotatedMNIST(DomainDataset):
         return digest.hexdigest()
 
     def stamp(self) -> str:
-        """Return a hash over the four files' names, sizes and modification times."""
+        """Return a hash over the four files' names, sizes, times and inodes."""
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files.values():
-            status = file.stat()
-            digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            digest.update(f"{file.name}\0{file_state(file.stat())}\n".encode())
         return digest.hexdigest()
 
     def read(self, index: int, size: int) -> NDArray[np.uint8]:

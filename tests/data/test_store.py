@@ -132,6 +132,28 @@ def test_other_contents_have_another_store(root, cache, change):
         assert (second.images[10] == (255, 0, 0)).all()
 
 
+@pytest.mark.parametrize("how", ["renamed", "overwritten"])
+def test_files_that_trade_places_at_equal_size_and_time_are_noticed(root, cache, how):
+    """Tools that keep times do this to uncompressed images, which all have one size."""
+    pair = [root / "night" / name / "3.bmp" for name in Shapes.classes]
+    for path, colour in zip(pair, ("red", "blue"), strict=True):
+        Image.new("RGB", (9, 9), colour).save(path)
+        os.utime(path, (1, 1))
+    first = open_store(Shapes(root), 8, cache)
+    if how == "renamed":
+        pair[0].rename(root / "kept")
+        pair[1].rename(pair[0])
+        (root / "kept").rename(pair[1])
+    else:
+        contents = [path.read_bytes() for path in pair]
+        for path, content in zip(pair, reversed(contents), strict=True):
+            path.write_bytes(content)
+            os.utime(path, (1, 1))
+    second = open_store(Shapes(root), 8, cache)
+    assert second.fingerprint == Shapes(root).fingerprint() != first.fingerprint
+    assert [tuple(second.images[i][0, 0]) for i in (9, 13)] == [(0, 0, 255), (255, 0, 0)]
+
+
 def test_each_size_and_version_has_its_store(root, cache):
     class Newer(Shapes):
         version = 2

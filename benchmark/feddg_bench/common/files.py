@@ -157,6 +157,15 @@ def plain_file(path: Path) -> os.stat_result:
     return status
 
 
+def file_state(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return size, times and inode of a file; every change of its content changes one of them.
+
+    Tools can keep size and modification time when they replace a file. They cannot set the time of
+    the last change of the status, and a renamed file keeps its inode.
+    """
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
 def below(folder: Path, name: str) -> Path:
     """Return the path below a folder for a file name from a table.
 

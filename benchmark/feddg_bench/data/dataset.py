@@ -29,7 +29,7 @@ from feddg_bench.common.errors import (
     in_a_line,
     top,
 )
-from feddg_bench.common.files import plain_file
+from feddg_bench.common.files import file_state, plain_file
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import DatasetSettings
@@ -417,15 +417,15 @@ class FileDataset(DomainDataset):
         return self.combine(in_threads(self.content, range(len(self.records().paths))))
 
     def stamp(self) -> str:
-        """Return a hash over every file's name, size and modification time.
+        """Return a hash over every file's name, size, times and inode (`file_state`).
 
         Raises:
             DataError: If a file is missing, or not a regular file.
         """
         digest = hashlib.blake2b(digest_size=16)
         for index, path in enumerate(self.records().paths):
-            status = plain_file(self.file(index))
-            digest.update(os.fsencode(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n"))
+            state = file_state(plain_file(self.file(index)))
+            digest.update(os.fsencode(f"{path}\0{state}\n"))
         return digest.hexdigest()
 
 

@@ -19,7 +19,7 @@ import jiter
 from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError, SettingsError, printable
-from feddg_bench.common.files import write_together, write_whole
+from feddg_bench.common.files import file_state, write_together, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def _stamp(entry: os.DirEntry[str]) -> tuple[int, ...]:
     except OSError:  # a dangling link, or a file that was just deleted
         return ()
     regular = stat.S_ISREG(s.st_mode)
-    return (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) if regular else ()
+    return file_state(s) if regular else ()
 
 
 @dataclass(frozen=True)

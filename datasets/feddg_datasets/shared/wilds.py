@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.common.files import below
+from feddg_bench.common.files import below, file_state
 from feddg_bench.data.dataset import DomainDataset, FileDataset, Listing
 from feddg_bench.data.locations import data_roots
 from feddg_bench.data.splits import ROLES, SPLITS
@@ -218,7 +218,7 @@ class WildsDataset(FileDataset):
         return below(self.folder, self._listing.files[index])
 
     def stamp(self) -> str:
-        """Return a hash over the names, sizes and modification times of images and tables.
+        """Return a hash over the names, sizes, times and inodes of images and tables.
 
         Raises:
             DataError: If an image is missing.
@@ -229,8 +229,7 @@ class WildsDataset(FileDataset):
             self._say_what_is_missing()
             raise
         for table in self.tables:
-            status = (self.folder / table).stat()
-            digest.update(f"{table}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            digest.update(f"{table}\0{file_state((self.folder / table).stat())}\n".encode())
         return digest.hexdigest()
 
     def _say_what_is_missing(self) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, PluginError
+from feddg_bench.common.files import file_state
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.data.dataset import DomainDataset, Listing, square
 from feddg_bench.data.locations import data_roots
@@ -222,7 +223,7 @@ class AdaptedWilds(DomainDataset):
         return hashlib.blake2b(kind.encode() + image.tobytes()).digest()
 
     def stamp(self) -> str:
-        """Return a hash over metadata, some images, and names, sizes and modification times.
+        """Return a hash over metadata, some images, and names, sizes, times and inodes.
 
         Images are hashed because an object can change what it reads, for example by a transform.
         """
@@ -234,8 +235,8 @@ class AdaptedWilds(DomainDataset):
         for where, folders, files in os.walk(folder) if folder else ():
             folders.sort()
             for name in sorted(files):
-                status = (Path(where) / name).stat()
-                digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+                state = file_state((Path(where) / name).stat())
+                digest.update(f"{name}\0{state}\n".encode())
         return digest.hexdigest()
 
     def _facts(self) -> bytes:
