@@ -123,7 +123,7 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
     check(sweep, results, logs)
     done["jobs"] = jobs
     text = "".join(log.read_text() for log in logs.iterdir())
-    done["resumed"] = text.count("goes on after round")
+    done["resumed"] = text.count("resuming after round")
     return done
 
 

@@ -17,7 +17,7 @@ from feddg_bench.cli.options import (
     Where,
     command,
     print_json,
-    same_words,
+    stopped,
 )
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
 from feddg_bench.common.terminal import Display, terminal, text, text_table
@@ -121,9 +121,8 @@ class AttackCommand(Attacking, Experiment):
                 except SettingsError as why:  # of one method among several
                     refused.append(why)
                 except RunInterruptedError as stop:
-                    progress = f"{len(records)} of {len(plans)} attacks are recorded"
-                    again_with = f"go on with: feddg-bench {same_words('--again')}"
-                    display.say(f"feddg-bench: stopped; {progress}; {again_with}")
+                    display.say(stopped("--again"))
+                    display.say(f"{len(records)} of {len(plans)} attacks are recorded.")
                     raise typer.Exit(128 + stop.signal_number) from stop
         if refused and not records:
             raise refused[0]

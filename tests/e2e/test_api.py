@@ -220,7 +220,7 @@ def test_a_run_that_goes_on_keeps_what_it_was_to_keep(
     words = [f"{name}={value}" for name, value in whole.items()]
     again = ("run", "--scenario", "ip-o-c", "--results", store.root, "--dry-run", *words)
     assert "1 there" in feddg(*again).out
-    assert "1 to do" in feddg(*again, "--keep", "last").out
+    assert "1 pending" in feddg(*again, "--keep", "last").out
 
 
 @pytest.mark.parametrize("name", ["claims", "privacy"])

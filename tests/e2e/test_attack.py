@@ -192,5 +192,8 @@ def test_ctrl_c_says_how_to_go_on(
     monkeypatch.setattr(Lab, "attack", stopped)
     outcome = attack(feddg, tmp_path)
     assert outcome.code == 130
-    assert "stopped; 0 of 1 attacks are recorded; go on with: feddg-bench" in outcome.err
+    assert (
+        "Stopped. Run the same command again to continue.\n0 of 1 attacks are recorded."
+        in outcome.err
+    )
     assert "Traceback" not in outcome.err

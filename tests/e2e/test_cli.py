@@ -171,10 +171,10 @@ def test_a_record_that_cannot_be_read_is_still_to_do(
     feddg: Run, made: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(made, tmp_path / "runs")
-    assert "4 there" in feddg(*RAN, "--dry-run").out
+    assert "4 done" in feddg(*RAN, "--dry-run").out
     path = next((tmp_path / "runs/runs").glob("*.json"))
     path.write_bytes(path.read_bytes()[:200])
-    assert "3 there, 1 to do" in feddg(*RAN, "--dry-run").out
+    assert "3 done, 1 pending" in feddg(*RAN, "--dry-run").out
     assert path.exists()  # a dry run moves nothing
 
 

@@ -85,12 +85,15 @@ def test_interrupt_resume_equals_no_stop(
     assert "Traceback" not in errors
     assert not list((results / "runs").glob("*.json"))
     (checkpoint,) = results.glob("checkpoints/*.safetensors")
-    assert f"feddg-bench resume {checkpoint.stem}" in errors
+    assert (
+        "Stopped. Run the same command again to continue.\n"
+        f"This run alone: feddg-bench resume {checkpoint.stem} --results "
+    ) in errors
 
     done = feddg("resume", checkpoint.stem[:6], "--results", results, "--workers", 1, "--json")
     assert done.code == 0
     assert len(json.loads(done.out)["runs"]) == 1
-    assert "goes on after round" in done.err
+    assert "resuming after round" in done.err
     parts = recorded(results)
     assert parts.numbers() == whole.numbers()
     assert parts.time.flop == pytest.approx(whole.time.flop, rel=1e-3)
@@ -109,7 +112,7 @@ def test_same_command_goes_on(tmp_path: Path, feddg: Run) -> None:
     assert ended(process) == -signal.SIGKILL
     done = feddg(*run)
     assert done.code == 0
-    assert "goes on after round" in done.err
+    assert "resuming after round" in done.err
     assert [entry.round for entry in recorded(tmp_path).rounds] == list(range(1, 13))
 
 

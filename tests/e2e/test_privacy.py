@@ -122,5 +122,5 @@ def test_an_interrupted_run_ends_with_the_same_record(feddg: Run, tmp_path: Path
     assert ended(process) == 130, log.read_text()
     done = feddg(*command, "2", "--results", parts)
     assert done.code == 0
-    assert "goes on after round" in done.err, done.err
+    assert "resuming after round" in done.err, done.err
     assert json.dumps(only(parts).numbers()) == json.dumps(only(whole).numbers())

@@ -62,7 +62,7 @@ def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
     file = write(tmp_path / "s.yaml", clients, metric={"name": "val/loss", "goal": "minimize"})
     listed = feddg("sweep", file, "--dry-run")
     assert listed.code == 0, listed.err
-    assert "3 runs: 3 to do" in listed.out
+    assert "3 runs: 3 pending" in listed.out
     assert not (tmp_path / "runs").exists()
 
     done = feddg("sweep", file, "--workers", "1")
@@ -162,10 +162,10 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     assert ended(process) == 130, log.read_text()
     errors = log.read_text()
     assert "Traceback" not in errors
-    assert f"go on with: feddg-bench sweep {file} --results {results} --workers 2\n" in errors
+    assert "Stopped. Run the same command again to continue.\n0 of 2 runs are finished." in errors
     done = feddg(*command, 1)
     assert done.code == 0, done.err
-    assert "goes on after round" in done.err
+    assert "resuming after round" in done.err
     # A signal between taking and using a lease leaves it behind; the next run takes it over.
     assert not list((results / "leases").iterdir())
     for record in ResultsStore(results):
@@ -262,7 +262,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on(tmp_path: Path) -> None
     ]
     os.kill(holders[0], signal.SIGKILL)
     assert ended(process) == 0, log.read_text()
-    assert "goes on after round" in log.read_text()
+    assert "resuming after round" in log.read_text()
     for record in ResultsStore(results):
         assert [entry.round for entry in record.rounds] == list(range(1, 13))
     assert not list((results / "leases").iterdir())

@@ -25,7 +25,7 @@ def test_a_dry_run_shows_the_runs_and_the_script(feddg, tmp_path):
     file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
     done = feddg("sweep", file, *SLURM, *MORE, "--dry-run")
     assert done.code == 0, done.err
-    assert "2 runs: 2 to do" in done.out
+    assert "2 runs: 2 pending" in done.out
     flags = {line.split(" ", 1)[1] for line in done.out.splitlines() if line.startswith("#SBATCH")}
     assert flags >= {
         "--array=0-63%64",

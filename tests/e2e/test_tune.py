@@ -40,7 +40,7 @@ def tune(*more: str) -> list[str]:
 def test_tune_then_run_with_what_won(feddg: Run, tmp_path: Path) -> None:
     listed = feddg(*tune("--dry-run"))
     assert listed.code == 0, listed.err
-    assert "12 runs: 12 to do" in listed.out
+    assert "12 runs: 12 pending" in listed.out
     refused = feddg("run", "--method", "fedavg", "--tuned", *PAIRS)
     assert refused.code == 2
     assert "fedavg was not tuned" in refused.err
@@ -84,7 +84,7 @@ def test_a_race_makes_only_the_runs_that_count(feddg: Run, tmp_path: Path) -> No
     listed = feddg(*tune("--race", "--dry-run"))
     assert listed.code == 0, listed.err
     assert "and at most 8 runs more, which depend on the results" in listed.out
-    assert "4 runs: 4 to do" in listed.out
+    assert "4 runs: 4 pending" in listed.out
     found = {}
     for workers in ("1", "2"):
         root = tmp_path / workers

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddg_bench.cli.options import CacheDir, DataRoot, Dataset, Json, each_usable, print_json
+from feddg_bench.cli.options import (
+    CacheDir,
+    DataRoot,
+    Dataset,
+    Json,
+    each_usable,
+    print_json,
+    stopped,
+)
 from feddg_bench.common.errors import (
     DataError,
     RunInterruptedError,
@@ -431,7 +439,7 @@ def _bars(source: str) -> Iterator[Callable[[str, str], Callable[[int, int], Non
     except DataError as error:
         raise DataError(f"{error}; by hand: {source}") from error
     except RunInterruptedError as stop:
-        print("feddg-bench: stopped; the same command goes on where this one was", file=sys.stderr)
+        print(stopped(), file=sys.stderr)
         raise typer.Exit(128 + stop.signal_number) from stop
 
 

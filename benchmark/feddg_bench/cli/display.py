@@ -75,7 +75,7 @@ class ConsoleReport(Display, Observer):
         self.task = self.progress.add_task(title, total=rounds, completed=done or 0, facts="")
         self.started, self.done = time.monotonic(), done or 0
         if done is not None:
-            self.say(f"{self._title(plan)}: goes on after round {done}")
+            self.say(f"{self._title(plan)}: resuming after round {done}")
         elif not self.console.is_terminal:
             self.say(f"{self._title(plan)}: {rounds} rounds, {plan.key}")
 
@@ -253,7 +253,7 @@ class Board(Display):
                 title, total=_number(rounds), completed=_number(done), facts=""
             )
             if done is not None:
-                self.say(f"{title}: goes on after round {done}")
+                self.say(f"{title}: resuming after round {done}")
         elif event == "round":
             self.progress.update(self.bars[key], completed=_number(facts[0]))
         elif event == "say":

@@ -4,7 +4,6 @@ Typer reads the annotations of groups from other modules, so they are values her
 """
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -313,6 +312,10 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))
 
 
-def same_words(but: str) -> str:
-    """Return this command's arguments without one option, quoted for a shell."""
-    return shlex.join(word for word in sys.argv[1:] if word != but)
+def stopped(but: str = "") -> str:
+    """Return what a stopped command says first: how to continue.
+
+    ``but`` is an option that would repeat finished work.
+    """
+    without = f" without {but}" if but in sys.argv else ""
+    return f"Stopped. Run the same command again{without} to continue."

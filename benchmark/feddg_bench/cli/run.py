@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Experiment, Json, Machine, Recording, command, print_json
+from feddg_bench.cli.options import (
+    Experiment,
+    Json,
+    Machine,
+    Recording,
+    command,
+    print_json,
+    stopped,
+)
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, printable
 from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import prepare_processes
@@ -61,7 +69,7 @@ class RunCommand(RunRecording, Experiment):
         bool, typer.Option(help="Repeat recorded runs; the old records stay beside the new.")
     ] = False
     dry_run: Annotated[
-        bool, typer.Option(help="List the runs and what is there of each; compute nothing.")
+        bool, typer.Option(help="List the runs and their status without running anything.")
     ] = False
     verbose: Annotated[bool, typer.Option(help="With --dry-run: every resolved setting.")] = False
     json_: Json = False
@@ -78,9 +86,9 @@ class RunCommand(RunRecording, Experiment):
             recipe = ""
             if request.recipe is None:
                 name = datasets.open(request.dataset).default_recipe
-                recipe = f" with its default recipe {name} (--recipe takes another)"
+                recipe = f", using the default recipe, {name} (change with --recipe)"
             where = dataset_title(request.dataset)
-            _say(f"planning {runs} on {where}{recipe}; PyTorch takes some seconds to load")
+            _say(f"planning {runs} on {where}{recipe}; loading PyTorch takes some seconds")
         plans = request.plan(datasets, check=False)
         if self.dry_run:
             say_cautions(plans)
@@ -160,7 +168,7 @@ def _list(
 ) -> None:
     """Print one line per run: its key, state and title.
 
-    A run that lacks a model to keep is to do: it is repeated for the model.
+    A run that lacks a model to keep is pending: it is repeated for the model.
     """
     import yaml
 
@@ -176,13 +184,15 @@ def _list(
         return
     lines = []
     for plan, state in zip(plans, states, strict=True):
-        lines.append(f"{plan.key}  {state:5}  {plan.settings.protocol} {plan.title}")
+        lines.append(f"{plan.key}  {state:7}  {plan.settings.protocol} {plan.title}")
         if verbose:
             settings = plan.settings.model_dump(mode="json")
             text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=52)
             lines += [f"    {line}" for line in text.splitlines()]
     counts = ", ".join(
-        f"{states.count(state)} {state}" for state in ("there", "begun", "to do") if state in states
+        f"{states.count(state)} {state}"
+        for state in ("done", "begun", "pending")
+        if state in states
     )
     runs = f"{len(plans)} run{'s' * (len(plans) > 1)}"
     lines.append(f"{runs}: {counts} in {from_here(resources.results)}")
@@ -218,10 +228,12 @@ def _run_all(
             where += f" --threads {resources.threads}"
         if resources.wandb != "off":
             where += f" --wandb {resources.wandb} --wandb-project {resources.wandb_project}"
-        hint = f"go on with: feddg-bench resume {key}{where} (or the same command again)"
-        if not store.checkpoint(key).exists():
-            hint = "no round was finished; the same command starts this run again"
-        _say(f"feddg-bench: stopped; {hint}")
+        if again:
+            _say("Stopped. The same command continues this run, and repeats the others again.")
+        else:
+            _say(stopped())
+            if store.checkpoint(key).exists():
+                _say(f"This run alone: feddg-bench resume {key}{where}")
         raise typer.Exit(128 + stop.signal_number) from stop
     protocols: dict[str, dict[str, list[RunRecord]]] = {}
     for record in records:

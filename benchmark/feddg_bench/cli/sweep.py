@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.options import Machine, Names, Recording, command, same_words
+from feddg_bench.cli.options import Machine, Names, Recording, command, stopped
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import cores
@@ -119,8 +119,7 @@ def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_fa
     except RunInterruptedError as stop:
         over, total = _finished(search, resources.results)
         print(
-            f"feddg-bench: stopped; {len(over)} of {total} runs are finished; "
-            f"go on with: feddg-bench {same_words('--retry-failed')}",
+            f"{stopped('--retry-failed')}\n{len(over)} of {total} runs are finished.",
             file=sys.stderr,
         )
         raise typer.Exit(128 + stop.signal_number) from stop
@@ -247,15 +246,15 @@ def listing(name: str, search: Search, results: Path) -> str:
     lines = []
     groups = [set(job.group.split()) for job in search.jobs()]
     alike = set.intersection(*groups) if groups else set()
-    counts = {"there": 0, "failed": 0, "begun": 0, "to do": 0}
+    counts = {"done": 0, "failed": 0, "begun": 0, "pending": 0}
     for job in search.jobs():
         state = store.state(job.key)
-        if state != "there" and job.key in failed:
+        if state != "done" and job.key in failed:
             state = "failed"
         counts[state] += 1
         words = (word for word in job.group.split() if word not in alike)
         own = (word for word in words if not word.startswith(("method=", "methods=", "protocol=")))
-        lines.append(" ".join([f"{job.key}  {state:6}  {job.title}", *own]))
+        lines.append(" ".join([f"{job.key}  {state:7}  {job.title}", *own]))
     facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "none begun yet"
     runs = f"{len(lines)} run{'s' * (len(lines) != 1)}"
     if search.left():

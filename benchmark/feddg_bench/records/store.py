@@ -63,10 +63,10 @@ class ResultsStore:
         return all(self.model(key, which).exists() for which in keep)
 
     def state(self, key: str, keep: Collection[str] = ()) -> str:
-        """Return ``there``, ``begun`` or ``to do``; ``there`` needs all models to ``keep``."""
+        """Return ``done``, ``begun`` or ``pending``; ``done`` needs all models to ``keep``."""
         if self.has_models(key, keep) and self.holds(key):
-            return "there"
-        return "begun" if self.checkpoint(key).exists() else "to do"
+            return "done"
+        return "begun" if self.checkpoint(key).exists() else "pending"
 
     def keys(self) -> set[str]:
         """Return the keys of all records that can be read."""
