@@ -50,12 +50,13 @@ _PACKAGES = {
     "data set": "feddg_datasets",
     "attack": "feddg_attacks.kinds",
 }
-_GROUPS = {
+GROUPS = {
     "method": "feddg_bench.methods",
     "data set": "feddg_bench.datasets",
     "attack": "feddg_bench.attacks",
     "extension": "feddg_bench.extensions",
 }
+"""Kind of plugin -> group of the entry points that name it."""
 _EXTENSIONS = {"attacks": "feddg_attacks.extension"}
 """Extensions that come with the suite, which works without them."""
 
@@ -63,7 +64,7 @@ _EXTENSIONS = {"attacks": "feddg_attacks.extension"}
 @cache
 def _found(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of a kind; other packages' plugins replace built-in ones."""
-    group = _GROUPS[kind]
+    group = GROUPS[kind]
     own = [EntryPoint(name, module, group) for name, module in _ours(kind)]
     theirs = reversed(list(entry_points(group=group)))  # the first of a name wins
     return {entry.name: entry for entry in (*own, *theirs)}
@@ -84,7 +85,7 @@ def _ours(kind: str) -> Iterator[tuple[str, str]]:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Return the known names of a kind, a key of `_GROUPS`, without importing any plugin."""
+    """Return the known names of a kind, a key of `GROUPS`, without importing any plugin."""
     return tuple(sorted(_found(kind)))
 
 

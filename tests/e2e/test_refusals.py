@@ -46,7 +46,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("run --recipe ../../quick", "quick"),
     ("methods show fedpro", "did you mean 'fedprox'?"),
     ("methods show fedavg --backbone resnet19", "resnet18"),
-    ("methods new Fed-X", "cannot name a method"),
+    ("methods new 3fed", "cannot name a method"),
     ("recipes show quik", "did you mean 'quick'"),
     ("datasets show pasc", "did you mean 'pacs'"),
     ("settings --dataset pasc", "did you mean 'pacs'"),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
+import tomllib
+import venv
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,12 +17,10 @@ import pytest
 
 import feddg_bench as fb
 from feddg_bench import testing
-from feddg_bench.cli.lists import EXAMPLES, write_plugin
+from feddg_bench.cli.templates import EXAMPLES, write_method
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.testing import contract
+from feddg_bench.plugins import GROUPS, check_declared
 from tests.helpers import refused
-
-pytestmark = pytest.mark.nightly
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 
@@ -27,13 +29,41 @@ every_kind = pytest.mark.parametrize("kind", EXAMPLES)
 
 
 @every_kind
-def test_a_new_package_is_the_example_under_another_name(tmp_path, kind):
-    example = EXAMPLES[kind]
-    for path in write_plugin("my_own", tmp_path, kind):
-        meant = EXAMPLE / path.name.replace("my_own", example)
-        text = meant.read_text().replace("fedclip", "my_own").replace(example, "my_own")
-        assert path.read_text() == text.replace(example.capitalize(), "MyOwn")
-        assert example not in path.read_text().lower()
+def test_a_new_package_is_about_the_new_method_alone(tmp_path, kind):
+    for path in write_method("FedDG-X2", tmp_path, kind).files:
+        text = path.read_text()
+        for example in EXAMPLES.values():
+            assert example not in (path.name + text).lower()
+    assert '"""FedDGX2: say' in (tmp_path / "feddg_x2.py").read_text()
+    assert 'title = "FedDG-X2"' in (tmp_path / "feddg_x2.py").read_text()
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("name", "module", "title"),
+    [
+        ("mine", "mine", "Mine"),
+        ("my_own", "my_own", "MyOwn"),
+        ("my-own-2", "my_own_2", "MyOwn2"),
+        ("FedX", "fedx", "FedX"),
+        ("F2", "f2", "F2"),
+    ],
+)
+def test_the_entry_point_names_the_class_whatever_the_name(
+    tmp_path, monkeypatch, kind, name, module, title
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert write_method(name, tmp_path, kind).name == module
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    group = GROUPS["method"]
+    ((entered, place),) = project["project"]["entry-points"][group].items()
+    assert (entered, project["project"]["name"]) == (module, module)
+    try:
+        loaded = EntryPoint(entered, place, group).load()
+    finally:
+        del sys.modules[module]
+    check_declared(loaded)
+    assert loaded.__name__ == title
 
 
 def test_the_command_takes_a_kind_and_refuses_others(feddg, tmp_path):
@@ -47,7 +77,9 @@ def test_the_command_takes_a_kind_and_refuses_others(feddg, tmp_path):
 
 
 def test_the_default_kind_changes_the_server(feddg, tmp_path):
-    assert feddg("methods", "new", "mine").code == 0
+    done = feddg("methods", "new", "Mine")
+    assert done.code == 0
+    assert "feddg-bench run --method mine; pytest mine" in done.out
     assert "def aggregate(self, server" in (tmp_path / "mine/mine.py").read_text()
 
 
@@ -67,61 +99,95 @@ def test_a_new_method_is_short():
     assert len(lines) <= 40
 
 
-@pytest.mark.parametrize("name", ["FedClip", "fed-clip", "1clip", "", "fed clip", "../clip"])
-def test_names_that_no_module_can_have(name, tmp_path):
-    with refused(SettingsError, "cannot name a method"):
-        write_plugin(name, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["class", "torch", "json"])
-def test_names_that_would_hide_a_module(name, tmp_path):
-    with refused(SettingsError, f"a file {name}.py would hide", f"my_{name}"):
-        write_plugin(name, tmp_path)
-
-
-def test_a_name_that_is_taken(tmp_path):
-    with refused(SettingsError, "there is a method 'fedavg' already"):
-        write_plugin("fedavg", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("1clip", "cannot name a method"),
+        ("", "cannot name a method"),
+        ("fed clip", "cannot name a method"),
+        ("../clip", "cannot name a method"),
+        ("clip-", "cannot name a method"),
+        ("class", "a file class.py would hide; choose another, such as my_class"),
+        ("Torch", "a file torch.py would hide; choose another, such as my_torch"),
+        ("server", "a class Server would hide a name that its own module uses"),
+        ("fedavg", "there is a method 'fedavg' already"),
+        ("Fed-Avg", "there is a method 'fedavg' already"),
+    ],
+)
+def test_names_that_a_new_method_cannot_have(name, said, tmp_path):
+    with refused(SettingsError, said):
+        write_method(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "test_fedclip.py").write_text("mine")
     with refused(SettingsError, "is there already"):
-        write_plugin("fedclip", tmp_path)
+        write_method("fedclip", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["test_fedclip.py"]
 
 
+class Environment:
+    """A virtual environment with the tested tree and packages that are written and installed."""
+
+    def __init__(self, place):
+        self.place, self.python = place, place / "env/bin/python"
+        venv.create(place / "env", with_pip=False)
+        (site,) = (place / "env/lib").glob("python*/site-packages")
+        ours = [Path(path).absolute() for path in sys.path if path and Path(path).is_dir()]
+        (site / "tested.pth").write_text("\n".join(map(str, ours)))
+
+    def run(self, *words):
+        """Return the output of a command; the rest of the error is shown if it fails."""
+        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        environment |= {"FEDDG_CACHE": str(self.place / "cache"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [self.python, "-m", *map(str, words)],
+            cwd=self.place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        return done.stdout
+
+    def install(self, *folders):
+        """Install packages as their authors do, without downloads."""
+        self.run("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *folders)
+
+
 @pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    """Return the folder where the example package is installed."""
+def environment(tmp_path_factory):
+    """Return an environment with a new package of each kind, begun by the command."""
     if find_spec("pip") is None or find_spec("hatchling") is None:
         pytest.skip("needs pip and hatchling")
-    place = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", place, EXAMPLE], check=True, capture_output=True)
-    return place
+    made = Environment(tmp_path_factory.mktemp("authors"))
+    for kind in EXAMPLES:
+        made.run("feddg_bench", "methods", "new", f"New-{kind}", "--kind", kind)
+    made.install(*(f"./new_{kind}" for kind in EXAMPLES))
+    return made
 
 
-@pytest.fixture
-def installed(package, monkeypatch, anew):
-    """Install the example package in addition to the project, for this test."""
-    monkeypatch.syspath_prepend(package)
-    anew()
-    yield
-    sys.modules.pop("fedclip", None)
+TINY = ("--clients", 4, "--per-round", 2, "--rounds", 2, "--workers", 2, "data.image_size=8")
 
 
-@pytest.mark.usefixtures("installed")
-def test_it_is_found_and_runs_by_name_in_two_processes(feddg):
-    found = {entry["name"]: entry for entry in json.loads(feddg("methods", "--json").out)}
-    assert found["fedclip"]["settings"] == {"bound": 1.0}
-    tiny = ("--rounds", 1, "--clients", 4, "--per-round", 2, "--scenario", "oc-i-p")
-    run = ("run", "--method", "fedclip", *tiny, "--workers", 2, "data.image_size=8", "--json")
-    done = feddg(*run)
-    assert done.code == 0, done.err
-    (record,) = json.loads(done.out)["runs"]
-    assert record["method"] == "fedclip"
-    assert record["settings"]["hyper"] == {"bound": 1.0}
+@pytest.mark.nightly
+def test_new_packages_are_found_and_run_by_name_in_two_processes(environment):
+    listed = json.loads(environment.run("feddg_bench", "methods", "--json"))
+    assert {f"new_{kind}" for kind in EXAMPLES} <= {entry["name"] for entry in listed}
+    methods = ",".join(f"New-{kind}" for kind in EXAMPLES)
+    run = ("run", "--method", methods, "--scenario", "oc-i-p", *TINY, "--json")
+    records = json.loads(environment.run("feddg_bench", *run))["runs"]
+    assert [record["method"] for record in records] == [f"new_{kind}" for kind in EXAMPLES]
+    assert {record["settings"]["federation"]["rounds"] for record in records} == {2}
+
+
+@pytest.mark.nightly
+@every_kind
+def test_the_tests_of_a_new_package_pass(environment, kind):
+    out = environment.run("pytest", "-q", "-p", "no:cacheprovider", f"new_{kind}")
+    assert " passed in " in out
 
 
 @pytest.fixture
@@ -168,36 +234,3 @@ def test_all_methods_are_refused_if_one_cannot_be_imported(feddg, command):
     assert f"the method {WHY} (theirs.py, line 2); mend or uninstall that package" in done.err
     assert "name the methods that are wanted" in done.err
     assert "Traceback" not in done.err
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """Return a folder with a new package of each kind."""
-    folder = tmp_path_factory.mktemp("begun")
-    for kind in EXAMPLES:
-        write_plugin(f"new_{kind}", folder / kind, kind)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def pool(begun):
-    """Let the contract's two processes find all new packages; starting new processes takes long."""
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in EXAMPLES:
-            patch.syspath_prepend(begun / kind)
-        contract._pool.cache_clear()
-        contract._pool()
-        yield
-        contract._pool.cache_clear()
-
-
-@pytest.mark.usefixtures("pool")
-@every_kind
-def test_the_tests_of_a_new_package_pass(capfd, begun, kind):
-    """They run in this process, since importing PyTorch in a new one takes long."""
-    off = [f"-pno:{plugin}" for plugin in ("cacheprovider", "faulthandler", "xdist")]
-    status = pytest.main(["-q", *off, f"--rootdir={begun / kind}", str(begun / kind)])
-    out, err = capfd.readouterr()
-    assert status == 0, out
-    assert f"New{kind.capitalize()}, 1 of {len(contract.CONTRACT)}: " in err
-    assert " passed in " in err

@@ -17,9 +17,10 @@ class FedclipSettings(MethodSettings):
 class Fedclip(Method):
     """FedAvg whose server moves no weight farther than the bound (cite your paper here)."""
 
+    title = "Fedclip"
     Settings = FedclipSettings
     settings: FedclipSettings
-    version = 1  # raise it with every change that can move results: old records then stay apart
+    version = 1  # increment when results can change, so that old and new records are not mixed
     citation = "Authors, title, venue and year"
 
     # The client half is FedAvg's. To change it, override training_step(batch, batch_idx).

@@ -20,9 +20,10 @@ class FedcolourSettings(MethodSettings):
 class Fedcolour(Method):
     """FedAvg on images in the channel statistics of other clients (cite your paper here)."""
 
+    title = "Fedcolour"
     Settings = FedcolourSettings
     settings: FedcolourSettings
-    version = 1  # raise it with every change that can move results: old records then stay apart
+    version = 1  # increment when results can change, so that old and new records are not mixed
     uplink: ClassVar = {"fit": ("weights",), "local_style": {"style": "float32 [2, C]"}}
     downlink = ("styles",)
     singles = "tells clients the styles of single others"

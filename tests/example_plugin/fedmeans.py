@@ -28,9 +28,10 @@ class FedmeansSettings(MethodSettings):
 class Fedmeans(Method):
     """FedAvg whose clients share the mean features of each class (cite your paper here)."""
 
+    title = "Fedmeans"
     Settings = FedmeansSettings
     settings: FedmeansSettings
-    version = 1  # raise it with every change that can move results: old records then stay apart
+    version = 1  # increment when results can change, so that old and new records are not mixed
     uplink: ClassVar = {
         "fit": {"weights": "model", "sums": "float32 [C, D]", "counts": "float32 [C]"}
     }

@@ -17,9 +17,10 @@ class FedsmoothSettings(MethodSettings):
 class Fedsmooth(Method):
     """FedAvg whose clients train with smoothed labels (cite your paper here)."""
 
+    title = "Fedsmooth"
     Settings = FedsmoothSettings
     settings: FedsmoothSettings
-    version = 1  # raise it with every change that can move results: old records then stay apart
+    version = 1  # increment when results can change, so that old and new records are not mixed
     group = "local training"
     citation = "Authors, title, venue and year"
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import keyword
-import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,8 +26,9 @@ from feddg_bench.cli.options import (
     each_usable,
     print_json,
 )
-from feddg_bench.common.errors import DataError, SettingsError, unknown
-from feddg_bench.common.files import shipped, write_whole
+from feddg_bench.cli.templates import Package, write_method
+from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.files import shipped
 from feddg_bench.common.terminal import print_markdown, say, terminal, text_table
 from feddg_bench.config.layers import (
     Layer,
@@ -45,7 +43,7 @@ from feddg_bench.config.schema import Section
 from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
 from feddg_bench.extensions import extensions
-from feddg_bench.plugins import load_dataset, make_dataset, names, outline, plugin_name
+from feddg_bench.plugins import load_dataset, make_dataset, outline, plugin_name
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.tuning import load_ledger
 from feddg_bench.runs.request import Request
@@ -149,25 +147,15 @@ def show_method_command(
     print_markdown(results_text(name, [folder / "tables" for folder in folders]))
 
 
-EXAMPLES = {
-    "server": "fedclip",
-    "client": "fedsmooth",
-    "style": "fedcolour",
-    "messages": "fedmeans",
-}
-"""Part that a method changes -> the example that is copied; each is tested without changes.
-
-``server``: the aggregation; ``client``: the local loss; ``style``: the images, by statistics that
-are exchanged before round 1; ``messages``: additional data that clients send with their models.
-"""
+NewDirectory = Annotated[
+    Path | None, typer.Option("--dir", help="Where to write; default ./NAME in lower case.")
+]
 
 
 @methods_app.command("new")
-def new_command(
-    name: Annotated[str, typer.Argument(help="Name of the method, such as fedclip.")],
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where to write; default ./NAME.")
-    ] = None,
+def new_method_command(
+    name: Annotated[str, typer.Argument(help="Name of the method, such as FedClip.")],
+    directory: NewDirectory = None,
     kind: Annotated[
         str,
         typer.Option(help="What the method changes: server, client, style or messages."),
@@ -178,56 +166,15 @@ def new_command(
     Kinds: server, the aggregation; client, the local loss; style, the images, by channel statistics
     that are exchanged before round 1; messages, data that clients send with their models.
     """
-    written = write_plugin(name, directory or Path(name), kind)
-    say("\n".join(f"wrote {path}" for path in written))
-    where = directory or Path(name)
-    package = shlex.quote(f"{where}[test]")
-    say(f"next: pip install -e {package}; feddg-bench run --method {name}; pytest {where}")
+    package = write_method(name, directory, kind)
+    _say_next(package, f"feddg-bench run --method {package.name}")
 
 
-def write_plugin(name: str, directory: Path, kind: str = "server") -> list[Path]:
-    """Write a package with one method of a kind of `EXAMPLES`, its test and its entry point.
-
-    The name can contain lower case letters, digits and underscores.
-
-    Returns:
-        The files written.
-
-    Raises:
-        SettingsError: If the kind is unknown, the name is taken or cannot name a module, or a file
-            exists already.
-        DataError: If a file cannot be written.
-    """
-    if kind not in EXAMPLES:
-        raise SettingsError(unknown("kind of method", kind, EXAMPLES))
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise SettingsError(
-            f"{name!r} cannot name a method: use lower case letters, digits and underscores, "
-            f"such as fedclip"
-        )
-    if keyword.iskeyword(name) or find_spec(name) is not None:
-        raise SettingsError(
-            f"{name!r} is the name of a module or a word of Python, which a file {name}.py would "
-            f"hide; choose another, such as my_{name}"
-        )
-    if name in names("method"):
-        raise SettingsError(f"there is a method {name!r} already; choose another name")
-    title = "".join(part.capitalize() for part in name.split("_"))
-    example = EXAMPLES[kind]
-    replaced = {example: name, example.capitalize(): title, EXAMPLES["server"]: name}
-    files = {
-        directory / template.replace(example, name): template
-        for template in (f"{example}.py", f"test_{example}.py", "pyproject.toml")
-    }
-    existing = [path for path in files if path.exists()]
-    if existing:
-        raise SettingsError(f"{existing[0]} is there already; choose another --dir or move it away")
-    for path, template in files.items():
-        text = (shipped("tests/example_plugin") / template).read_text(encoding="utf-8")
-        write_whole(
-            path, re.sub("|".join(replaced), lambda match: replaced[match[0]], text).encode()
-        )
-    return list(files)
+def _say_next(package: Package, run: str) -> None:
+    """Print the written files and the next commands."""
+    say("\n".join(f"wrote {path}" for path in package.files))
+    what = shlex.quote(f"{package.folder}[test]")
+    say(f"next: pip install -e {what}; {run}; pytest {shlex.quote(str(package.folder))}")
 
 
 # ------------------------------------------------------------------------------ data sets
