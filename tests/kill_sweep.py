@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -26,6 +25,7 @@ import yaml
 from feddg_bench import cli
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps.definition import load_sweep
+from feddg_bench.sweeps.leases import Leases
 from feddg_bench.sweeps.search import open_search
 
 ROUNDS = 3
@@ -103,11 +103,11 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
         time.sleep(rng.uniform(0.0, 0.5))
         reap(running)
         if victim in running:
+            keys = held(results, victim)
             os.kill(victim, signal.SIGKILL)
             os.waitpid(victim, 0)
             running.pop(victim)
             done["killed"] += 1
-            keys = held(results, victim)
             done["killed at a job"] += bool(keys)
             done["killed between rounds"] += any(store.checkpoint(key).exists() for key in keys)
         if len(list(store.runs.glob("*.json"))) == jobs:
@@ -129,15 +129,8 @@ def kill_sweep(folder: Path, *, jobs: int, kills: int, copies: int, seed: int) -
 
 def held(results: Path, process: int) -> list[str]:
     """Return the keys of the jobs that a process holds."""
-    opened = set()
-    with suppress(OSError):
-        opened = {path.readlink().stem for path in Path(f"/proc/{process}/fd").iterdir()}
-    keys = []
-    for path in (results / "leases").glob("[!.]*"):
-        with suppress(OSError):
-            if path.read_text() in opened:  # an open lock shows that its holder lives
-                keys.append(path.stem)
-    return keys
+    holder = f"process {process} of"
+    return [key for key, text in Leases.of(results).held().items() if text.startswith(holder)]
 
 
 def reap(running: dict[int, Path]) -> None:

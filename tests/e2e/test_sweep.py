@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -166,7 +167,6 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     done = feddg(*command, 1)
     assert done.code == 0, done.err
     assert "resuming after round" in done.err
-    # A signal between taking and using a lease leaves it behind; the next run takes it over.
     assert not list((results / "leases").iterdir())
     for record in ResultsStore(results):
         assert [entry.round for entry in record.rounds] == list(range(1, 13))
@@ -175,49 +175,64 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
 
 
 def killed(leases: Leases, key: str) -> None:
-    """Leave the lease of a killed worker of this machine."""
-    lease = leases.take(key, leases.held().get(key))
+    """Leave the lease of a killed worker."""
+    lease = leases.take(key)
     assert lease is not None
-    assert lease.life is not None
-    lease.life.release()
+    lease.__enter__()
+    lease.file.close()
 
 
-def test_a_run_is_given_up_after_three_deaths(tmp_path: Path, cache: Path) -> None:
-    """Successive deaths count; the count starts again when the run makes progress."""
+def test_a_run_is_given_up_after_three_deaths(feddg: Run, tmp_path: Path) -> None:
+    """They count from one command to the next, until the run makes progress, or is retried."""
     file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
-    search = open_search(load_sweep(file), tmp_path / "runs")
-    lost, saved = search.jobs()
-    leases = Leases(tmp_path / "runs/leases")
-    for _ in range(MAX_DEATHS):
-        killed(leases, lost.key)
-    for _ in range(MAX_DEATHS - 1):
-        killed(leases, saved.key)
-    heard: list[tuple[object, ...]] = []
-
-    def tell(event: str, key: str, *_: object) -> None:
-        heard.append((event, key))
-        if event == "round":  # no death since then
-            assert {path.name for path in leases.folder.iterdir()} == {f"{key}.{MAX_DEATHS - 1}"}
-
-    Copy(search, Resources(results=tmp_path / "runs", cache_dir=cache)).work(tell)
-    events = ["begin", "round", "round", "end"]
-    assert heard == [("failed", lost.key), *((event, saved.key) for event in events)]
+    lost, saved = open_search(load_sweep(file), tmp_path / "runs").jobs()
+    leases = Leases.of(tmp_path / "runs")
+    for key, deaths in ((lost.key, MAX_DEATHS), (saved.key, MAX_DEATHS - 1)):
+        for _ in range(deaths):
+            killed(leases, key)
+    command = ("sweep", file, "--workers", "1")
+    done = feddg(*command)
+    assert done.code == 1
+    assert "1 of 2 runs" in done.out
     kept = json.loads((tmp_path / f"runs/failed/{lost.key}.json").read_text())
-    assert "3 workers died" in kept["error"]
+    assert kept["error"].startswith("3 workers died, ")
     assert not list(leases.folder.iterdir())
 
-
-def test_a_new_command_counts_deaths_anew(tmp_path: Path) -> None:
-    leases = Leases(tmp_path)
+    (tmp_path / f"runs/failed/{lost.key}.json").unlink()
     for _ in range(MAX_DEATHS):
-        killed(leases, "dead")
-    alive = leases.take("alive")
-    leases.free()
-    assert leases.held() == {"alive": 0}
-    again = leases.take("dead")
-    assert alive is not None
-    assert again is not None
-    assert again.deaths == 0
+        killed(leases, lost.key)
+    assert feddg(*command, "--retry-failed").code == 0
+    assert not list(leases.folder.iterdir())
+    assert len(list(ResultsStore(tmp_path / "runs"))) == 2
+
+
+def test_a_dry_run_names_the_holder_of_a_run(feddg: Run, tmp_path: Path) -> None:
+    file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
+    _, job = open_search(load_sweep(file), tmp_path / "runs").jobs()
+    lease = Leases.of(tmp_path / "runs").take(job.key)
+    assert lease is not None
+    with lease:
+        *_, run, holder, facts = feddg("sweep", file, "--dry-run").out.splitlines()
+    assert run.startswith(job.key)
+    assert re.fullmatch(
+        rf"  held by process {os.getpid()} of machine .+ since [-: 0-9]+UTC", holder
+    )
+    assert facts.endswith("2 runs: 2 pending")
+
+
+@pytest.mark.parametrize("options", [(), ("--engine", "slurm")])
+def test_a_folder_without_locks_is_refused(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    def missing(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("feddg_bench.sweeps.leases.lock_descriptor", missing)
+    monkeypatch.setattr("feddg_bench.sweeps.workers.slurm_executor", lambda *_: None)
+    done = feddg("sweep", write(tmp_path / "s.yaml", {}), *options)
+    assert done.code == 2
+    assert "(Function not implemented): name another folder with --results" in done.err
+    assert len(done.err.strip().splitlines()) == 1
 
 
 class Dying:
@@ -246,7 +261,6 @@ def test_workers_that_only_die_end_the_sweep(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes by what they hold")
 @pytest.mark.usefixtures("feddg")
 def test_a_killed_worker_is_replaced_and_its_run_goes_on(tmp_path: Path) -> None:
     rounds = {"federation.rounds": {"value": 12}, "seed": {"values": [0, 1]}}
@@ -254,13 +268,8 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on(tmp_path: Path) -> None
     file = write(tmp_path / "s.yaml", rounds)
     process = start(["sweep", file, "--results", results, "--workers", 2], log)
     wait_until(lambda: list(results.glob("checkpoints/*.safetensors")), process, log)
-    (key,) = {path.stem for path in [*results.glob("checkpoints/*.safetensors")][:1]}
-    holders = [
-        int(p.name)
-        for p in Path("/proc").glob("[0-9]*")
-        if key in kill_sweep.held(results, int(p.name))
-    ]
-    os.kill(holders[0], signal.SIGKILL)
+    holder = next(iter(Leases.of(results).held().values()))
+    os.kill(int(holder.split()[1]), signal.SIGKILL)
     assert ended(process) == 0, log.read_text()
     assert "resuming after round" in log.read_text()
     for record in ResultsStore(results):

@@ -22,6 +22,7 @@ from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
 from feddg_bench.runs.request import Datasets, check_weights, say_cautions
 from feddg_bench.sweeps.jobs import Failures
+from feddg_bench.sweeps.leases import Leases
 
 if TYPE_CHECKING:
     from feddg_bench.data.image_store import OnDecoded
@@ -130,16 +131,15 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.engine.gpu import placement
     from feddg_bench.runs.checkpoints import tidy
-    from feddg_bench.sweeps.leases import Leases
     from feddg_bench.sweeps.workers import Copy, work_in_processes, work_on_ray
 
-    store, failures = open_results(resources.results), Failures(resources.results)
+    store = open_results(resources.results)
     store.check_writable()
+    leases = Leases.of(resources.results)
+    leases.check()
     devices = ["cpu"] if resources.engine == "ray" else find_devices(resources.device)
     if retry_failed:
-        failures.forget(job.key for job in search.jobs())
-    leases = Leases.of(resources.results)
-    leases.free()
+        _retry(search, resources.results)
     copy = Copy(search, resources.model_copy(update={"workers": 1}))
 
     def finished() -> tuple[set[str], int]:
@@ -161,7 +161,7 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     keys = {job.key for job in search.jobs()}
     recorded = keys & store.keys()
     tidy(store, *recorded)
-    leases.forget(*recorded)
+    leases.forget(recorded)
     return recorded != keys
 
 
@@ -198,8 +198,9 @@ def _submit(
         print(slurm_script(parameters, folder))
         return
     executor = slurm_executor(parameters, folder)
+    Leases.of(resources.results).check()
     if retry_failed:
-        Failures(resources.results).forget(job.key for job in search.jobs())
+        _retry(search, resources.results)
     _prepare(search, datasets, resources, lambda _done, _total: None)
     over, total = _finished(search, resources.results)
     worker = Copy(search, shared(resources))
@@ -208,6 +209,13 @@ def _submit(
         f"{len(over)} of {total} runs are finished; {len(jobs)} jobs for the others: "
         f"{', '.join(job.job_id for job in jobs) or 'none'}; logs in {folder}"
     )
+
+
+def _retry(search: Search, results: Path) -> None:
+    """Forget that runs failed, and that workers died over them."""
+    keys = [job.key for job in search.jobs()]
+    Failures(results).forget(keys)
+    Leases.of(results).forget(keys)
 
 
 def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: OnDecoded) -> None:
@@ -243,7 +251,7 @@ def _finished(search: Search, results: Path) -> tuple[set[str], int]:
 def listing(name: str, search: Search, results: Path) -> str:
     """Return the runs of a sweep with the state of each, as text."""
     store, failed = open_results(results), Failures(results).keys()
-    lines = []
+    holders, lines = Leases.of(results).held(), list[str]()
     groups = [set(job.group.split()) for job in search.jobs()]
     alike = set.intersection(*groups) if groups else set()
     counts = {"done": 0, "failed": 0, "begun": 0, "pending": 0}
@@ -255,8 +263,10 @@ def listing(name: str, search: Search, results: Path) -> str:
         words = (word for word in job.group.split() if word not in alike)
         own = (word for word in words if not word.startswith(("method=", "methods=", "protocol=")))
         lines.append(" ".join([f"{job.key}  {state:7}  {job.title}", *own]))
+        if job.key in holders:
+            lines.append(f"  held by {holders[job.key]}")
     facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "none begun yet"
-    runs = f"{len(lines)} run{'s' * (len(lines) != 1)}"
+    runs = f"{len(groups)} run{'s' * (len(groups) != 1)}"
     if search.left():
         lines.append(f"and at most {search.left()} {search.unit} more, which depend on the results")
     return "\n".join([*lines, f"{name}: {runs}: {facts}"])

@@ -1,264 +1,186 @@
-"""Leases: exclusive claims of workers on runs, in a folder that several machines can share.
+"""Leases: a file lock for each run, by which equal workers share the runs of a results folder.
 
-A lease is a file ``KEY.N`` that holds a unique name and is created exclusively; the highest N is
-valid. A lease is taken over only by creating ``KEY.N+1``, never by changing or removing its file.
-Only one worker can do that, so no two can both believe that they hold the lease. A holder touches
-its file every `HEARTBEAT` seconds. It counts as dead if *this* process saw no change of the file
-for `EXPIRY` seconds of its own clock: clocks of different machines are never compared. It counts as
-dead sooner if its process is gone: each holder also locks a file with the lease's unique name in a
-folder of its own machine; if that file exists and is not locked, the holder is dead. A holder on
-another machine is never mistaken for dead in this way, not even on a clone of this machine.
-
-A lease is touched or removed only after a check that it is still the same. If a holder is stopped
-for so long that another worker takes over, it notices at its next round and releases the run. Until
-then, two workers compute the same run, which only costs time: both write the same numbers to the
-same path, each in one rename.
+The operating system releases a lock when its process ends, however it ends. The locked file,
+``KEY.lock``, names its holder and counts the workers that died over the run. A worker writes the
+count as it would be after its own death when it begins, and takes it back when it releases the run.
+Where locks do not reach from one machine to another, two workers can compute the same run, which
+only costs time: both write the same numbers to the same path, each in one rename.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import tempfile
-import threading
-import time
-import uuid
-from collections.abc import Callable, Mapping
+import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from tempfile import TemporaryFile
+from typing import BinaryIO, Self
 
-from filelock import FileLock, Timeout
+from filelock import lock_descriptor
+from pydantic import BaseModel, ValidationError
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, printable
 
-HEARTBEAT = 15.0
-"""Seconds between two touches by a holder."""
-EXPIRY = 120.0
-"""Seconds without a touch after which a holder is dead; longer than a file server caches."""
-
-_NAME = re.compile(r"(.+)\.(0|[1-9][0-9]{0,8})")
-_LENGTH = 4096
+_LENGTH = 1024
+"""Bytes of a lease: its text is replaced in place, by one write that a kill cannot divide."""
 
 
-def _here() -> Path:
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(tempfile.gettempdir()) / f"feddg-bench-{user}"
+class _Content(BaseModel):
+    deaths: int = 0  # holders that died in succession, the present one included
+    round: int = 0  # the last round that any holder finished
+    process: int = 0
+    machine: str = ""
+    since: str = ""
+
+    @classmethod
+    def read(cls, file: BinaryIO) -> Self:
+        """Return the content of a lease; after a power failure it can be anything."""
+        file.seek(0)
+        with suppress(ValidationError):
+            return cls.model_validate_json(file.read(_LENGTH))
+        return cls()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Leases:
     """The leases in a folder."""
 
     folder: Path
-    heartbeat: float = field(default=HEARTBEAT, kw_only=True)  # seconds between touches
-    expiry: float = field(default=EXPIRY, kw_only=True)  # seconds without a touch until it is free
-    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)  # must be monotonic
-    # A local folder of this machine, where holders show that they are alive.
-    here: Path = field(default_factory=_here, kw_only=True)
-    _seen: dict[Path, tuple[tuple[bytes, int], float]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, results: Path) -> Self:
         """Return the leases of a results folder."""
         return cls(results / "leases")
 
-    def held(self) -> dict[str, int]:
-        """Return the number of the highest lease of each key that has one, dead or not."""
-        highest: dict[str, int] = {}
-        for key, number in self._files():
-            highest[key] = max(highest.get(key, 0), number)
-        return highest
-
-    def _files(self) -> dict[tuple[str, int], Path]:
-        """Return the leases' files by key and number; other files in the folder are ignored."""
-        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
-            return {
-                (match[1], int(match[2])): Path(entry.path)
-                for entry in entries
-                if (match := _NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
-            }
-        return {}
-
-    def take(self, key: str, held: int | None = None) -> Lease | None:
-        """Return the lease of ``key`` if it is free, else ``None``.
-
-        ``held`` is the number that `held` gives for the key, if it has one.
-
-        Raises:
-            DataError: If the folder cannot be written.
-        """
-        number, before = 0, None
-        if held is not None:
-            number, before = held + 1, self._dead(self.folder / f"{key}.{held}")
-            if before is None:
-                return None
-        path = self.folder / f"{key}.{number}"
-        name = uuid.uuid4().hex
-        life = self._live(name)
+    def check(self) -> None:
+        """Raise `DataError` in one sentence if files cannot be locked here; leave none behind."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not _create(path, name.encode()):
-                _end(life)
-                return None
+            with TemporaryFile(dir=self.folder) as file:
+                _lock(file, self.folder)
         except OSError as error:
-            _end(life)
-            raise DataError(
-                f"cannot write {path}: {error.strerror}; "
-                f"make room or choose another folder with --results"
-            ) from error
-        files = self._files()
-        below = {f: _content(f) for (k, n), f in files.items() if k == key and n < number}
-        lease = Lease(path, number, name.encode(), below, life, self.heartbeat)
-        # The old lease may have been released since the check, and taken again from 0.
-        newer = any(k == key and n > number for k, n in files)
-        if newer or (held is not None and below.get(self.folder / f"{key}.{held}") != before):
-            lease.below = {}  # they belong to another worker
-            lease.release()
-            return None
-        return lease
+            raise _unwritable(self.folder, error) from error
 
-    def free(self) -> None:
-        """Release the leases of dead holders, so that a new command counts deaths from 0."""
-        for key, number in self.held().items():
-            if lease := self.take(key, number):
-                lease.release()
+    def take(self, key: str) -> Lease | None:
+        """Return the lease of ``key`` if it is free, else ``None``.
 
-    def forget(self, *done: str) -> None:
-        """Remove all leases of finished keys, and files left by killed processes."""
-        left = [path for (key, _), path in self._files().items() if key in done]
-        for path in (*left, *self.folder.glob(".*.part")):  # a process can do without its own
-            path.unlink(missing_ok=True)
-        for path in self.here.glob("*.lock"):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > self.expiry:
-                    _end(self._live(path.stem))  # no effect if it is held
-
-    def _live(self, name: str) -> FileLock | None:
-        """Lock a file to show on this machine that a holder is alive, until its process ends."""
-        lock = FileLock(self.here / f"{name}.lock", blocking=False, thread_local=False)
+        Raises:
+            DataError: If the folder cannot be written, or files cannot be locked there.
+        """
+        path = self.folder / f"{key}.lock"
         try:
-            self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock.acquire()
-        except (OSError, Timeout, NotImplementedError):  # its death is noticed only after EXPIRY
-            return None
-        return lock
-
-    def _dead(self, path: Path) -> bytes | None:
-        """Return the content of a lease if its holder is dead, else ``None``."""
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        except OSError as error:
+            raise _unwritable(path, error) from error
         try:
-            with path.open("rb") as file:  # opening refreshes a network file system's cache
-                content, touched = file.read(_LENGTH), os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            return None  # just released, as the next call finds
-        name = content.decode("ascii", "replace")
-        if re.fullmatch("[0-9a-f]{32}", name) and (self.here / f"{name}.lock").exists():
-            life = self._live(name)
-            if life is not None:
-                _end(life)
-                return content
-        now = self.clock()
-        before, since = self._seen.get(path, (None, now))
-        if before != (content, touched):
-            self._seen[path] = (content, touched), now
-            return None
-        return content if now - since >= self.expiry else None
+            if _lock(file, self.folder) and _is_at(file, path):
+                return Lease(path, file, _Content.read(file))
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        return None
+
+    def held(self) -> dict[str, str]:
+        """Return the holder of each lease that is held now, as text."""
+        holders = {}
+        for path in sorted(self.folder.glob("*.lock")):
+            with suppress(OSError), path.open("r+b") as file:  # it can be released at any moment
+                if not _lock(file, self.folder) and (it := _Content.read(file)).process:
+                    text = f"process {it.process} of machine {it.machine} since {it.since}"
+                    holders[path.stem] = printable(text)
+        return holders
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove the leases of some keys and their counts of deaths, unless they are held."""
+        for key in {path.stem for path in self.folder.glob("*.lock")} & {*keys}:
+            if lease := self.take(key):
+                with lease:
+                    pass
 
 
 @dataclass(eq=False)
 class Lease:
-    """A lease that is held; as a context manager it touches its file, and removes it at the end."""
+    """A lease that is held from `Leases.take` to the end of its ``with`` block.
+
+    At the end of the block, deaths are forgotten; if an exception ends it, such as a signal, those
+    of earlier holders stay.
+    """
 
     path: Path
-    number: int  # the N of its name
-    content: bytes
-    below: Mapping[Path, bytes | None]  # the dead leases that it took over, with their content
-    life: FileLock | None  # the lock that shows on this machine that the holder is alive
-    heartbeat: float  # seconds between touches
-    lost: bool = False  # whether another worker took it over
-
-    def __post_init__(self) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.release()
+    file: BinaryIO
+    found: _Content  # its content before
+    since: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
 
     @property
     def deaths(self) -> int:
-        """Number of holders that died in succession, without a `survive` in between."""
-        return len(self.below)
+        """Number of holders that died in succession, and got no further than those before."""
+        return self.found.deaths
 
-    def survive(self) -> None:
-        """Forget the deaths: work has passed the point where the last holder died."""
-        self._remove(self.below)
-        self.below = {}
+    def __enter__(self) -> Self:
+        self._write(deaths=self.deaths + 1)
+        return self
 
-    def release(self) -> None:
-        """Remove the leases that it took over, then its own, so that it stays valid to the end."""
-        self._remove({**self.below, self.path: self.content})
-        _end(self.life)
+    def survive(self, number: int) -> None:
+        """Forget the deaths if no holder before finished this round."""
+        if number > self.found.round:
+            self.found = _Content(round=number)
+            self._write(deaths=1)
 
-    def _remove(self, leases: Mapping[Path, bytes | None]) -> None:
-        for path, content in leases.items():
-            if not self.lost and _content(path) == content:
-                path.unlink(missing_ok=True)
-
-    def beat(self) -> None:
-        """Touch the lease, or find that another took it over."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            with self.path.open("rb") as file:
-                taken = self.path.with_suffix(f".{self.number + 1}").is_file()
-                if taken or file.read(_LENGTH) != self.content:
-                    self.lost = True
-                    return
-                os.utime(file.fileno() if os.utime in os.supports_fd else self.path)
-        except FileNotFoundError:
-            self.lost = True
-        except OSError:
-            pass  # the file server can come back; if it does not, the lease expires
+            with suppress(OSError, DataError):  # of a file server; the file stays, and is free
+                if kind is not None and self.deaths:
+                    self._write(deaths=self.deaths)
+                else:
+                    self.path.unlink()  # while it is locked: a lock without a name is void
+        finally:
+            self.file.close()
 
-    def _beat(self) -> None:
-        while not self.lost and not self._stop.wait(self.heartbeat):
-            self.beat()
-
-
-def _content(path: Path) -> bytes | None:
-    """Return the content of a lease, ``None`` if it is gone."""
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(_LENGTH)
-    return None
-
-
-def _end(life: FileLock | None) -> None:
-    if life is not None:
-        Path(life.lock_file).unlink(missing_ok=True)
-        life.release()
+    def _write(self, deaths: int) -> None:
+        content = _Content(
+            deaths=deaths,
+            round=self.found.round,
+            process=os.getpid(),
+            machine=platform.node(),
+            since=self.since,
+        )
+        try:
+            self.file.seek(0)
+            self.file.write(content.model_dump_json().encode().ljust(_LENGTH))
+            self.file.flush()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
 
-def _create(path: Path, content: bytes) -> bool:
-    """Create a complete file exclusively; return whether this process created it."""
-    beside = path.with_name(f".{uuid.uuid4().hex}.part")
-    beside.write_bytes(content)
+def _lock(file: BinaryIO, folder: Path) -> bool:
+    """Lock an open file until it is closed; return ``False`` if another process holds the lock.
+
+    Raises:
+        DataError: If the file system has no locks.
+    """
     try:
-        os.link(beside, path)
-    except FileExistsError:
-        with suppress(FileNotFoundError):  # another worker may have tidied up
-            return beside.stat().st_nlink > 1  # a network file system can repeat a successful link
-        return False
-    except OSError:  # no hard links here
-        try:
-            with path.open("xb") as file:
-                file.write(content)
-        except FileExistsError:
-            return False
-    finally:
-        beside.unlink(missing_ok=True)
-    return True
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError as error:
+        raise DataError(
+            f"workers share runs by file locks, and {folder} is on a file system without them "
+            f"({error.strerror}): name another folder with --results, or mount this one with locks "
+            f"(Lustre: option flock)"
+        ) from error
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Return whether a path still names an open file; its last holder may have removed it."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"cannot write {path}: {error.strerror}; make room or choose another folder with --results"
+    )

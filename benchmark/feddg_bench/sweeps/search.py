@@ -76,8 +76,7 @@ class BayesSearch(Search):
         self._read()
         if not self.left():
             return False
-        lock = f"{self.sweep.id}-search"
-        lease = self.leases.take(lock, self.leases.held().get(lock))
+        lease = self.leases.take(f"{self.sweep.id}-search")
         if lease is None:
             return False
         with lease:
@@ -85,8 +84,7 @@ class BayesSearch(Search):
             if self.left():
                 number = len(self._points)
                 values = {"number": number, "point": self._propose(number)}
-                if not lease.lost:
-                    write_whole(self._path(number), json.dumps(values).encode() + b"\n")
+                write_whole(self._path(number), json.dumps(values).encode() + b"\n")
         self._read()
         return True
 

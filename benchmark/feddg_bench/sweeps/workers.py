@@ -57,17 +57,13 @@ POLL = 2.0
 """Seconds between two checks of runs that other workers compute."""
 
 MAX_DEATHS = 3
-"""Deaths of workers on one run, without a finished round in between, at which the run fails."""
+"""Deaths of workers on one run, without a new round in between, at which the run fails."""
 
 Tell = Callable[..., None]
 """Called with ``begin``, ``round``, ``say``, ``end`` or ``failed``, the job's key, and details."""
 
 
 # --------------------------------------------------------------------------------- one worker
-
-
-class LeaseLostError(Exception):
-    """Another worker took over this run while this worker was stopped."""
 
 
 class SweepWorker:
@@ -104,12 +100,11 @@ class SweepWorker:
     def _one(self, search: Search) -> tuple[bool, bool]:
         """Compute the first free job; return whether there was one, and whether any is leased."""
         finished = self.store.keys() | self.failures.keys()
-        held = self.leases.held()
         others = False
         for job in search.jobs():
             if job.key in finished:
                 continue
-            lease = self.leases.take(job.key, held.get(job.key))
+            lease = self.leases.take(job.key)
             if lease is None:
                 others = True
                 continue
@@ -137,8 +132,6 @@ class SweepWorker:
             report = _Report(job.key, lease, self.tell)
             with self.tracker:
                 execute(plan, self._data, self.executor, self.resources, report, self.tracker)
-        except LeaseLostError:
-            return
         except Exception as error:  # saved, and the other runs continue
             user = isinstance(error, FeddgError)
             sentence = str(error) if user else f"{type(error).__name__}: {error}"
@@ -163,7 +156,7 @@ class SweepWorker:
 
 
 class _Report(Observer):
-    """Reports a run's progress, and stops a run that another worker took over."""
+    """Reports a run's progress."""
 
     def __init__(self, key: str, lease: Lease, tell: Tell) -> None:
         self.key = key
@@ -176,10 +169,8 @@ class _Report(Observer):
 
     def round(self, run: Run, result: RoundResult) -> None:
         """A round ended."""
-        if self.lease.lost:
-            raise LeaseLostError
         if result.round:
-            self.lease.survive()
+            self.lease.survive(result.round)
             self.tell("round", self.key, result.round)
 
 
