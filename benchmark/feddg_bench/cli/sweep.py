@@ -181,6 +181,7 @@ def _submit(
         slurm_executor,
         slurm_parameters,
         slurm_script,
+        submit,
     )
 
     if resources.workers > 1:
@@ -203,11 +204,10 @@ def _submit(
         _retry(search, resources.results)
     _prepare(search, datasets, resources, lambda _done, _total: None)
     over, total = _finished(search, resources.results)
-    worker = Copy(search, shared(resources))
-    jobs = executor.map_array(worker, range(min(slurm.jobs, total - len(over))))
+    ids = submit(executor, Copy(search, shared(resources)), min(slurm.jobs, total - len(over)))
     say(
-        f"{len(over)} of {total} runs are finished; {len(jobs)} jobs for the others: "
-        f"{', '.join(job.job_id for job in jobs) or 'none'}; logs in {folder}"
+        f"{len(over)} of {total} runs are finished; {len(ids)} job{'s' * (len(ids) != 1)} for the "
+        f"others: {', '.join(ids) or 'none'}; logs in {folder}"
     )
 
 

@@ -6,7 +6,6 @@ All are copies of one worker on a common results folder, whose leases distribute
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import sys
@@ -52,7 +51,7 @@ GRACE = 20.0
 NOTICE = 120
 """Seconds before its time limit at which a job releases its run."""
 AGAIN = 1000
-"""Maximum number of times that a job is queued again after its time limit."""
+"""Maximum number of times that a job is queued again after a notice."""
 POLL = 2.0
 """Seconds between two checks of runs that other workers compute."""
 
@@ -264,8 +263,11 @@ def _serve(pipe: connection.Connection, copy: Copy) -> None:
     one_at_a_time = threading.Lock()  # W&B's messages come in a thread of their own
 
     def tell(*event: object) -> None:
-        with one_at_a_time:
-            pipe.send(event)
+        try:
+            with one_at_a_time:
+                pipe.send(event)
+        except OSError:  # the parent is gone, which is no failure of the run
+            os._exit(1)
 
     try:
         copy.work(tell)
@@ -322,24 +324,20 @@ def _between_runs() -> Iterator[None]:
 def slurm_parameters(
     *, jobs: int, threads: int, gpus: int, time: str, partition: str | None, options: Iterable[str]
 ) -> dict[str, Any]:
-    """Return the request to Slurm under submitit's names.
+    """Return the request to Slurm under submitit's names; Slurm reads times and options itself.
 
     Args:
         jobs: Number of workers, each a job with one run at a time.
         threads: CPUs of each job.
         gpus: GPUs of each job.
-        time: Time limit of each job in Slurm's format: ``MINUTES``, ``H:MM:SS`` or
-            ``D-HH:MM:SS``.
+        time: Time limit of each job in Slurm's format, such as ``D-HH:MM:SS``.
         partition: Slurm's partition; ``None`` for the cluster's default.
         options: Other options of ``sbatch``, ``KEY`` or ``KEY=VALUE``.
-
-    Raises:
-        SettingsError: If the time cannot be read.
     """
     parts = (option.partition("=") for option in options)
+    others = {key: value if sign else True for key, sign, value in parts}
     return {
         "job_name": "feddg-bench",
-        "time": minutes(time),
         "partition": partition,
         "gpus_per_node": gpus or None,
         "ntasks_per_node": 1,
@@ -347,19 +345,17 @@ def slurm_parameters(
         "array_parallelism": jobs,
         "signal_delay_s": NOTICE,
         "wckey": None,
-        "additional_parameters": {
-            "requeue": True,
-            **{key: value if sign else True for key, sign, value in parts},
-        },
+        # submitit's own time is a number of minutes, by which it counts time limits: see `AGAIN`.
+        "additional_parameters": {"requeue": True, "time": time, **others},
     }
 
 
 def slurm_script(parameters: Mapping[str, Any], folder: Path) -> str:
     """Return the script that would be submitted; logs go to ``folder``."""
-    slurm = _submitit().slurm.slurm
     command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(folder)])
     count = parameters["array_parallelism"]
-    text: str = slurm._make_sbatch_string(command, folder, map_count=count, **parameters)
+    write = _submitit().slurm.slurm._make_sbatch_string
+    text: str = write(command, folder, map_count=count, **parameters)
     return text
 
 
@@ -380,6 +376,22 @@ def slurm_executor(parameters: Mapping[str, Any], folder: Path) -> Executor:
     return executor
 
 
+def submit(executor: Executor, worker: Copy, count: int) -> list[str]:
+    """Submit ``count`` equal workers and return the ids of their jobs.
+
+    Raises:
+        SettingsError: If ``sbatch`` refuses them.
+    """
+    from submitit.core.utils import FailedJobError
+
+    try:
+        return [job.job_id for job in executor.map_array(worker, range(count))]
+    except FailedJobError as error:  # submitit has printed the message of sbatch
+        raise SettingsError(
+            "sbatch refused the jobs and says above why: correct the options and try again"
+        ) from error
+
+
 def shared(resources: Resources) -> Resources:
     """Return resources with absolute folders, the same wherever a worker starts."""
     from feddg_bench.common.files import cache_dir
@@ -388,27 +400,6 @@ def shared(resources: Resources) -> Resources:
     if resources.data_root is not None:
         folders["data_root"] = resources.data_root
     return resources.model_copy(update={name: path.resolve() for name, path in folders.items()})
-
-
-def minutes(text: str) -> int:
-    """Return the minutes, rounded up, of a time limit in Slurm's format.
-
-    Raises:
-        SettingsError: If it cannot be read.
-
-    >>> minutes("90"), minutes("4:00:00"), minutes("1-12"), minutes("30:30")
-    (90, 240, 2160, 31)
-    """
-    match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,5})(?::(\d\d))?(?::(\d\d))?", text)
-    if match is None:
-        raise SettingsError(
-            f"cannot read the time limit {text!r}: expected minutes, H:MM:SS or D-HH:MM:SS"
-        )
-    days, *parts = (int(part) if part else 0 for part in match.groups())
-    if match[1] is None and match[4] is None:  # minutes, or minutes and seconds
-        parts = [0, *parts[:2]]
-    hours, whole, seconds = parts
-    return (days * 24 + hours) * 60 + whole + (seconds > 0)
 
 
 def work_on_ray(
