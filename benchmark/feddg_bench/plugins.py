@@ -12,9 +12,10 @@ import importlib
 import importlib.util
 import inspect
 import json
+import logging
 import pkgutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -35,7 +36,7 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.common.files import cache_dir, write_whole
-from feddg_bench.config.reading import known_name
+from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.forms import check_uplink
 from feddg_bench.outlines import Outline, outline_of, read_outline, write_outline
@@ -43,6 +44,8 @@ from feddg_bench.outlines import Outline, outline_of, read_outline, write_outlin
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
     from feddg_bench.data.dataset import DomainDataset
+
+logger = logging.getLogger(__name__)
 
 _METHODS = "feddg_methods"
 _PACKAGES = {
@@ -62,12 +65,16 @@ _EXTENSIONS = {"attacks": "feddg_attacks.extension"}
 
 
 @cache
-def _found(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind; other packages' plugins replace built-in ones."""
+def _found(kind: str) -> dict[str, list[EntryPoint]]:
+    """Return the entry points of a kind by name: one, or several if packages share the name."""
     group = GROUPS[kind]
+    found: dict[str, list[EntryPoint]] = {}
     own = [EntryPoint(name, module, group) for name, module in _ours(kind)]
-    theirs = reversed(list(entry_points(group=group)))  # the first of a name wins
-    return {entry.name: entry for entry in (*own, *theirs)}
+    for entry in (*own, *entry_points(group=group)):
+        same = found.setdefault(entry.name, [])
+        if entry.value not in [each.value for each in same]:  # a package that was renamed
+            same.append(entry)
+    return found
 
 
 def _ours(kind: str) -> Iterator[tuple[str, str]]:
@@ -104,6 +111,38 @@ def plugin_name(kind: str, name: str) -> str:
     match = known_name(name, names(kind))
     check_name(kind, match)
     return match
+
+
+def read_plugins(kind: str, text: str | Iterable[str], load: Callable[[str], object]) -> list[str]:
+    """Return the names of plugins in a list, of which ``all`` stands for every usable one.
+
+    A warning names each plugin that ``all`` leaves out, and the reason.
+
+    Args:
+        kind: A key of `GROUPS`.
+        text: Names; see `feddg_bench.config.reading.read_names`.
+        load: Function of a name that raises an error if the plugin cannot be used.
+
+    Raises:
+        SettingsError: If a name is unknown; the message suggests the nearest known one.
+    """
+    chosen = read_names(kind, text, names(kind), every=True)
+    if "all" not in listed(text):
+        return chosen
+    usable = []
+    for name in chosen:
+        try:
+            load(name)
+        except Exception as error:
+            _say_left_out(kind, name, in_a_line(error))
+        else:
+            usable.append(name)
+    return usable
+
+
+@cache
+def _say_left_out(kind: str, name: str, why: str) -> None:
+    logger.warning("the %s %s is left out: %s", kind, name, why)
 
 
 def load_method(name: str) -> type[Method]:
@@ -213,33 +252,55 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
     """Return the class of a plugin; imports its module only.
 
     Raises:
-        PluginError: If it cannot be imported, or is not a subclass of ``base``.
+        PluginError: If it cannot be imported, is not a subclass of ``base``, or has the name of
+            another package's plugin.
     """
     where = _where(kind, name)
+    package = _package(where)
     try:
         with interrupts_told():
             loaded = where.load()
     except (FeddgError, RunInterruptedError):
         raise
     except BaseException as error:
-        where_from, mend = "", ""
-        if where.dist is not None:
-            where_from = f" of the package {where.dist.name}"
-            mend = f"; mend or uninstall that package, or name the {kind}s that are wanted"
         raise PluginError(
-            f"the {kind} {name}{where_from} cannot be imported: "
-            f"{in_a_line(error, {top(where.value.partition(':')[0])})}{mend}"
+            f"the {kind} {name}{f' of the package {package}' if package else ''} cannot be "
+            f"imported: {in_a_line(error, {top(where.value.partition(':')[0])})}"
+            f"{f'; fix or uninstall {package}' if package else ''}"
         ) from error
     if not where.attr:
         return _the_only(base, loaded)
     if not (inspect.isclass(loaded) and issubclass(loaded, base)):
-        raise PluginError(f"{where.value}, the {kind} {name}, is no subclass of {base.__name__}")
+        raise PluginError(
+            f"the {kind} {name}{f' of the package {package}' if package else ''} is {where.value}, "
+            f"which is no subclass of {base.__name__}"
+            f"{f'; fix or uninstall {package}' if package else ''}"
+        )
     return loaded
 
 
 def _where(kind: str, name: str) -> EntryPoint:
-    """Return the entry point of a plugin."""
-    return _found(kind)[plugin_name(kind, name)]
+    """Return the entry point of a plugin.
+
+    Raises:
+        PluginError: If several packages have a plugin of this name.
+    """
+    found = _found(kind)[plugin_name(kind, name)]
+    if len(found) > 1:
+        packages = [_package(entry) for entry in found]
+        theirs = [package for package in packages if package]
+        several = " and ".join(package or "feddg-bench" for package in packages)
+        one = theirs[0] if len(theirs) == 1 else "all but one"
+        raise PluginError(
+            f"the packages {several} each have a {kind} {found[0].name}; uninstall {one}, or "
+            f"rename the entry point"
+        )
+    return found[0]
+
+
+def _package(where: EntryPoint) -> str:
+    """Return the name of the package that declares an entry point; empty for built-in plugins."""
+    return where.dist.name if where.dist is not None else ""
 
 
 def _the_only(base: type, module: ModuleType) -> Any:

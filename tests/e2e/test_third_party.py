@@ -20,7 +20,7 @@ from feddg_bench import testing
 from feddg_bench.cli.templates import EXAMPLES, write_method
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.plugins import GROUPS, check_declared
-from tests.helpers import refused
+from tests.helpers import one_sentence, refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
 
@@ -191,46 +191,143 @@ def test_the_tests_of_a_new_package_pass(environment, kind):
 
 
 @pytest.fixture
-def broken(tmp_path, monkeypatch, anew):
-    """Install a package whose method and data set cannot be imported, for this test."""
-    (tmp_path / "theirs.py").write_text("\nraise ImportError('an extra is missing')\n")
-    info = tmp_path / "their_pkg-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-pkg\nVersion: 1\n")
-    entries = [f"[feddg_bench.{kind}]\ntheirs = theirs:It\n" for kind in ("methods", "datasets")]
-    (info / "entry_points.txt").write_text("".join(entries))
+def installed(tmp_path, monkeypatch, anew):
+    """Return a function that installs a package: its module's text and its entry points."""
+
+    def install(package, text, **entries):
+        (tmp_path / f"{package}.py").write_text(text)
+        info = tmp_path / f"{package}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        groups = [f"[feddg_bench.{group}]\n{entry}\n" for group, entry in entries.items()]
+        (info / "entry_points.txt").write_text("".join(groups))
+        anew()
+
     monkeypatch.syspath_prepend(tmp_path)
-    anew()
+    yield install
+    for module in ("theirs", "other"):
+        sys.modules.pop(module, None)
 
 
-WHY = "theirs of the package their-pkg cannot be imported: ImportError: an extra is missing"
-
-
-@pytest.mark.usefixtures("broken")
-@pytest.mark.parametrize(
-    ("command", "kind", "known"),
-    [
-        (("methods",), "method", "fedavg"),
-        (("datasets",), "data set", "digits4"),
-        (("data", "list"), "data set", "digits4"),
-        (("data", "path"), "data set", "digits4"),
-    ],
-    ids=["methods", "datasets", "data list", "data path"],
+IMPORT = "raise ImportError('an extra is missing')\n"
+OWN = """
+from feddg_bench import DomainDataset, Method
+class Mine(Method):
+    pass
+class Data(DomainDataset):
+    pass
+"""
+FAULTS = {
+    "import": (
+        IMPORT,
+        "It",
+        "of the package theirs cannot be imported: ImportError: an extra is missing (theirs.py, "
+        "line 1); fix or uninstall theirs",
+    ),
+    "attribute": (
+        "",
+        "It",
+        "of the package theirs cannot be imported: AttributeError: module 'theirs' has no "
+        "attribute 'It'",
+    ),
+    "kind": (
+        "It = 3\n",
+        "It",
+        "of the package theirs is theirs:It, which is no subclass of {base}; fix or uninstall "
+        "theirs",
+    ),
+}
+"""Fault of a package -> its module, its object, and the sentence about it."""
+every_fault = pytest.mark.parametrize("fault", FAULTS)
+TWICE = (
+    "the packages feddg-bench and theirs each have a {kind} {name}; uninstall theirs, or rename "
+    "the entry point"
 )
-def test_lists_leave_out_what_cannot_be_imported_and_say_so(feddg, command, kind, known):
+
+
+@pytest.mark.parametrize(
+    ("command", "fault", "kind", "known"),
+    [
+        *((("methods",), fault, "method", "fedavg") for fault in FAULTS),
+        (("datasets",), "import", "data set", "digits4"),
+        (("data", "list"), "kind", "data set", "digits4"),
+        (("data", "path"), "attribute", "data set", "digits4"),
+    ],
+)
+def test_lists_leave_out_what_cannot_be_used_and_say_so(
+    installed, feddg, fault, command, kind, known
+):
+    text, name, said = FAULTS[fault]
+    installed("theirs", text, methods=f"mine=theirs:{name}", datasets=f"mine=theirs:{name}")
     done = feddg(*command)
     assert done.code == 0
     assert known in done.out
-    assert "theirs" not in done.out
-    assert done.err.startswith(f"feddg-bench: the {kind} theirs is left out: the {kind} {WHY}")
+    assert "mine" not in done.out
+    said = said.format(base="Method" if kind == "method" else "DomainDataset")
+    assert done.err.startswith(f"feddg-bench: the {kind} mine is left out: the {kind} mine {said}")
     assert done.err.count("\n") == 1
 
 
-@pytest.mark.usefixtures("broken")
-@pytest.mark.parametrize("command", [("run", "--method"), ("tune", "--methods")], ids=" ".join)
-def test_all_methods_are_refused_if_one_cannot_be_imported(feddg, command):
-    done = feddg(*command, "all")
-    assert (done.code, done.out) == (2, "")
-    assert f"the method {WHY} (theirs.py, line 2); mend or uninstall that package" in done.err
-    assert "name the methods that are wanted" in done.err
-    assert "Traceback" not in done.err
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [*(("run --method", fault) for fault in FAULTS), ("tune --methods", "import")],
+)
+def test_all_methods_are_those_that_can_be_used(installed, feddg, caplog, command, fault):
+    text, name, said = FAULTS[fault]
+    installed("theirs", text, methods=f"mine=theirs:{name}")
+    done = feddg(*command.split(), "all", "--scenario", "oc-i-p", "--dry-run")
+    assert done.code == 0, done.err
+    assert "FedAvg" in done.out
+    (line,) = [line for line in caplog.messages if "mine" in line]
+    assert line.startswith(
+        f"the method mine is left out: the method mine {said.format(base='Method')}"
+    )
+    assert "theirs" not in done.out
+
+
+@every_fault
+def test_a_method_that_cannot_be_used_is_refused_by_name(installed, feddg, fault):
+    text, name, said = FAULTS[fault]
+    installed("theirs", text, methods=f"mine=theirs:{name}")
+    one_sentence(feddg("run", "--method", "mine"), f"the method mine {said.format(base='Method')}")
+
+
+def test_two_plugins_of_one_name_are_refused_by_name_and_else_left_out(installed, feddg, caplog):
+    tiny = ("--scenario", "oc-i-p", "--rounds", 1, "--workers", 1, "data.image_size=8")
+    assert feddg("run", "--method", "fedavg", *tiny).code == 0
+    before = feddg("tables", "all", "--format", "csv")
+    installed("theirs", OWN, methods="fedavg=theirs:Mine", datasets="pacs=theirs:Data")
+    twice = TWICE.format(kind="method", name="fedavg")
+    one_sentence(feddg("run", "--method", "FedAvg", "--dry-run"), twice)
+    one_sentence(feddg("methods", "show", "fedavg"), twice)
+    twice_data = TWICE.format(kind="data set", name="pacs")
+    one_sentence(feddg("run", "--dataset", "pacs", "--dry-run"), twice_data)
+    one_sentence(feddg("data", "check", "pacs"), twice_data)
+    done = feddg("run", "--method", "all", *tiny, "--dry-run")
+    assert done.code == 0
+    assert "FedProx" in done.out
+    assert "FedAvg" not in done.out
+    assert f"the method fedavg is left out: {twice}" in caplog.messages
+    for command, kind, said in (
+        ("methods", "method fedavg", twice),
+        ("datasets", "data set pacs", twice_data),
+    ):
+        done = feddg(command)
+        assert done.err == f"feddg-bench: the {kind} is left out: {said}\n"
+    done = feddg("tables", "all", "--format", "csv")
+    assert done.code == before.code == 0
+    assert "digits4-ltdo-quick: Digits4, leave two domains out" in done.out
+    assert json.loads(feddg("results", "list", "--json").out)
+
+
+def test_other_packages_of_one_name_are_both_named(installed, feddg):
+    installed("theirs", OWN, methods="mine=theirs:Mine")
+    installed("other", OWN, methods="mine=other:Mine")
+    said = "theirs each have a method mine; uninstall all but one, or rename the entry point"
+    one_sentence(feddg("run", "--method", "mine"), "the packages ", "other", said)
+
+
+def test_a_package_under_an_old_and_a_new_name_is_one_plugin(installed, feddg):
+    installed("theirs", OWN, methods="mine=theirs:Mine")
+    installed("other", "", methods="mine=theirs:Mine")
+    assert feddg("run", "--method", "mine", "--dry-run").code == 0

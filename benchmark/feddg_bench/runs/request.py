@@ -46,7 +46,7 @@ from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
 from feddg_bench.engine.compatibility import Rate, check_fit, is_rgb, settled_engine
-from feddg_bench.plugins import check_name, make_dataset, method_title, names, outline
+from feddg_bench.plugins import check_name, make_dataset, method_title, names, outline, read_plugins
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import TuningLedger, load_ledger
@@ -272,7 +272,7 @@ class Request:
             SettingsError: If a name, or a setting other than the method's own, is unknown.
             DataError: If the data set reads its domains from the disk and they cannot be read.
         """
-        methods = read_names("method", self.method, names("method"), every=True)
+        methods = read_plugins("method", self.method, outline)
         everything = "all" in listed(self.method)  # that suits the data set
         protocols = read_names("protocol", self.protocol, PROTOCOLS)
         dataset = datasets.open(self.dataset)

@@ -16,7 +16,6 @@ from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import Layer, full_key, load_layer
-from feddg_bench.config.reading import read_names
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
@@ -141,7 +140,7 @@ class Sweep:
         if not hyper or not isinstance(swept, Choice) or len(swept.values) < 2:
             return pairs
         own, every = (
-            read_names("method", ",".join(map(str, values)), plugins.names("method"), every=True)
+            plugins.read_plugins("method", ",".join(map(str, values)), plugins.outline)
             for values in ([point["method"]], swept.values)
         )
         able = owners(hyper.values(), every)
