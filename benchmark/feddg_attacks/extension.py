@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from feddg_bench.common.titles import counted
 from feddg_bench.extensions import Document, Extension
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Attacks(Extension):
             "notes.md": privacy_notes(methods, attacks, runs),
             "csv": privacy_csv(methods, attacks, runs),
         }
-        return Document(f"privacy: {len(attacks)} attacks", texts)
+        return Document(f"privacy: {counted(len(attacks), 'attack')}", texts)
 
     def card(self, name: str, method: Outline, folders: Sequence[Path]) -> str:
         """Return the results of attacks on the method's messages."""

@@ -31,12 +31,12 @@ def test_default_file_filter_and_figures(feddg: Run, tmp_path: Path) -> None:
     (tmp_path / "runs" / "figures" / "two.png").write_bytes(bytes(2_000_000))
     done = feddg()
     assert done.code == 0, done.err
-    assert "40 runs, 3 tables, 2 figures; written to runs/report.html (2." in done.out
+    assert "Wrote runs/report.html (40 runs, 3 tables, 2 figures; 2." in done.out
     first = (tmp_path / "runs" / "report.html").read_bytes()
     assert feddg("--out", "again.html").code == 0
     assert (tmp_path / "again.html").read_bytes() == first
     done = feddg("--filter", "dataset=pacs", "--filter", "method=moon,ccst", "--no-figures")
-    assert "4 runs, 1 tables, 0 figures" in done.out
+    assert "4 runs, 1 table, 0 figures" in done.out
     assert (tmp_path / "runs" / "report.html").read_bytes() != first
 
 
@@ -66,7 +66,7 @@ def test_a_record_cut_short_is_left_out(feddg: Run, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     done = feddg()
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("39 runs, ")
+    assert "(39 runs, " in done.out
     assert path.stem not in (tmp_path / "runs" / "report.html").read_text()
 
 

@@ -66,7 +66,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(results: Path) -> Path:
     said = feddg("report", "--results", results)
-    assert "81 runs, 4 tables, 1 figures" in said
+    assert "81 runs, 4 tables, 1 figure" in said
     return results / "report.html"
 
 

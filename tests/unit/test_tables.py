@@ -36,9 +36,8 @@ from feddg_bench.analysis.tables.writers import (
     markdown,
     notes_text,
 )
-from feddg_bench.cli.display import terminal_table
+from feddg_bench.cli.display import print_grid
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.common.terminal import terminal
 from feddg_bench.config.keys import run_key
 from feddg_bench.config.layers import merge, nested
 from feddg_bench.plugins import harmless, load_method
@@ -394,7 +393,7 @@ def test_no_number_of_the_table_of_several_methods_is_cut(
         for seed in (0, 1)
     ]
     made = compared(runs)
-    terminal().print(terminal_table(made, "method"))
+    print_grid(made, "method")
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown)) <= width
     (first,) = [n for n, line in enumerate(shown) if "GroupDRO" in line]

@@ -121,9 +121,25 @@ class ConsoleReport(Display, Observer):
         return f"[{self.number}/{self.total}] {plan.title}"
 
 
-def terminal_table(grid: Grid, head: str) -> RichTable:
-    """Return a table for a terminal; published numbers stand below measured ones."""
-    places = [n for n, column in enumerate(grid.columns) if not column.detail]
+def print_grid(grid: Grid, head: str) -> None:
+    """Print a table, in parts one below the other if it is too wide.
+
+    Published numbers stand below measured ones; ``head`` is the heading of the labels.
+    """
+    console = terminal()
+
+    def fits(places: Sequence[int], *, narrow: bool = True) -> bool:
+        drawn = _part(grid, head, places, narrow=narrow)
+        return Console(width=10_000).measure(drawn).maximum <= console.width
+
+    console.print(grid.title, highlight=False)
+    for places in grid.blocks(fits):
+        console.print(_part(grid, head, places, narrow=not fits(places, narrow=False)))
+    console.print(grid.caption, highlight=False)
+
+
+def _part(grid: Grid, head: str, places: Sequence[int], *, narrow: bool) -> RichTable:
+    """Return some columns; if ``narrow``, deviations and intervals get their own line."""
     rows: list[list[str] | None] = []
     for line in grid.lines:
         texts = [entry.text if (entry := line.entries[n]) else "" for n in places]
@@ -134,17 +150,12 @@ def terminal_table(grid: Grid, head: str) -> RichTable:
             under[1:] = [
                 "\n".join(filter(None, pair)) for pair in zip(under[1:], texts, strict=True)
             ]
+    for row in filter(None, rows) if narrow else ():
+        row[1:] = [cell.replace(" ±", "\n±").replace(" [", "\n[") for cell in row[1:]]
     heads = [grid.columns[n].head for n in places]
     whole = (head,) if head == "method" else ()
-
-    def table() -> RichTable:
-        columns = (head, *heads)
-        return text_table(grid.title, columns, rows, caption=grid.caption, right=heads, whole=whole)
-
-    if Console(width=10_000).measure(table()).maximum > terminal().width:
-        for row in filter(None, rows):  # deviations and intervals get their own line
-            row[1:] = [cell.replace(" ±", "\n±").replace(" [", "\n[") for cell in row[1:]]
-    return table()
+    group = grid.columns[places[0]].group if len(places) < len(grid.columns) else ""
+    return text_table(group, (head, *heads), rows, right=heads, whole=whole)
 
 
 def draw_profile(measured: Profile) -> RichTable:

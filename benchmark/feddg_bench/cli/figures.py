@@ -24,6 +24,7 @@ from feddg_bench.cli.options import (
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import check_writable
 from feddg_bench.common.terminal import say
+from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.engine.compatibility import is_rgb
 from feddg_bench.extensions import extensions
@@ -163,7 +164,7 @@ def _draw(name: str, records: Records) -> None:
     formats = read_names("format", records.format, FORMATS)
     choice = records.choice()
     runs = choice.runs()
-    say(f"{len(runs)} runs of {record_folders(records.results)[1]}")
+    say(f"Read {counted(len(runs), 'run')} from {record_folders(records.results)[1]}")
     wanted = [figure for figure in OF_RECORDS if figure != "all"] if name == "all" else [name]
     drawn: Iterable[Picture | str] = (
         made for figure in wanted for made in _pictures(figure, runs, choice)

@@ -285,11 +285,11 @@ def command(kind: Callable[..., Callable[[], None]]) -> Callable[..., None]:
 def record_folders(given: list[Path] | None) -> tuple[list[Path], str]:
     """Return the folders whose records are read, and a text about them for the user."""
     folders = given or default_folders()
-    sources = ", ".join(map(str, folders))
+    sources = " and ".join(f"{folder}/" for folder in folders)
     more = [root for root in FOLDERS if root not in folders and holds_records(root)]
     if more and given is None:
         both = " ".join(f"--results {root}" for root in (*folders, *more))
-        sources += f" ({more[0]} holds some, too: {both} reads both)"
+        sources += f" ({more[0]}/ has records, too: {both} reads both)"
     return folders, sources
 
 

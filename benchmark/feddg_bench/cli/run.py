@@ -209,7 +209,7 @@ def _run_all(
 ) -> None:
     """Execute the runs that are not recorded yet, then print the tables."""
     from feddg_bench.analysis.tables.summary import compared, summary, summary_json
-    from feddg_bench.cli.display import ConsoleReport, terminal_table
+    from feddg_bench.cli.display import ConsoleReport, print_grid
     from feddg_bench.runs.driver import execute_all
     from feddg_bench.tracking.tracker import Tracker
 
@@ -257,7 +257,7 @@ def _run_all(
         return
     console = terminal()
     for table in several or tables:
-        console.print(terminal_table(table, "method" if several else "scenario (held out)"))
+        print_grid(table, "method" if several else "scenario (held out)")
     places = {path.parent for path in (store.path(record.key) for record in records)}
     where = ", ".join(sorted(map(from_here, places)))
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
@@ -14,7 +15,8 @@ import typer
 from feddg_bench.cli.options import Filters, Folders, Shown, command, record_folders
 from feddg_bench.common.errors import PluginError, SettingsError
 from feddg_bench.common.files import write_whole
-from feddg_bench.common.terminal import say
+from feddg_bench.common.terminal import say, terminal
+from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import load_method
@@ -78,6 +80,7 @@ class TablesCommand(Shown):
         from feddg_bench.analysis.claims import claims, claims_text, tally
         from feddg_bench.analysis.tables.make import TableOptions, make_table, make_tables
         from feddg_bench.analysis.tables.writers import WRITERS, latex_document
+        from feddg_bench.cli.display import print_grid
 
         endings = read_names("format", self.formats, WRITERS)
         folders, sources = record_folders(self.results)
@@ -102,29 +105,34 @@ class TablesCommand(Shown):
             grids, runs, left = made
             judged = list(claims(runs)) if {"all", "claims"} & {*names} else None
         folder = self.out or folders[0] / "tables"
-        written: list[str] = []
-        for grid in grids:
+        wanted = [
+            grid for grid in grids if "all" not in names or grid.filled()[0] or grid.name in names
+        ]
+        written = [grid.name for grid in wanted]
+        empty = [grid.name for grid in grids if grid.name not in written]
+        for grid in wanted:
+            if few := len(wanted) <= _FEW:
+                print_grid(grid, "method")
             filled, cells = grid.filled()
-            wanted = filled or "all" not in names or grid.name in names
-            note = "" if wanted else f": no file; `tables {grid.name}` lists the runs to make"
-            say(f"{grid.name}: {grid.title} ({filled} of {cells} cells filled{note})")
-            if wanted:
-                written.append(grid.name)
-                for ending, write in (pair for form in endings for pair in WRITERS[form].items()):
-                    text = write(grid).encode()
-                    write_whole(folder / f"{grid.name}.{ending}", text, sync=False)
-        if own:
-            say(WRITERS["md"]["md"](grids[0]))
+            title = "" if few else f"{grid.title}, "
+            say(f"{grid.name}: {title}{filled} of {counted(cells, 'cell')} filled" + "\n" * few)
+            for ending, write in (pair for form in endings for pair in WRITERS[form].items()):
+                text = write(grid).encode()
+                write_whole(folder / f"{grid.name}.{ending}", text, sync=False)
+        if empty:
+            others = counted(len(empty), "other table" if written else "table")
+            have = "has" if len(empty) == 1 else "have"
+            say(f"{others} {have} no runs: `feddg-bench tables {empty[0]}` lists what one needs")
         if left:
             say(
                 f"not written, as other setups have more runs, and better trained ones: "
                 f"{', '.join(left)} (tables generic)"
             )
+        paths = []
         if judged is not None:
-            write_whole(
-                (self.out or folders[0]) / "claims.md", claims_text(judged).encode(), sync=False
-            )
-            say(f"claims: {tally(judged)}")
+            path = (self.out or folders[0]) / "claims.md"
+            write_whole(path, claims_text(judged).encode(), sync=False)
+            terminal().print(f"{tally(judged)}; wrote {path}", highlight=False)
         for extension in extensions():
             for name in [name for name in extension.documents if {"all", name} & {*names}]:
                 document = extension.make_document(name, folders, runs, anyway=name in names)
@@ -132,17 +140,28 @@ class TablesCommand(Shown):
                     for ending, content in document.texts.items():
                         if ending.rpartition(".")[2] in endings:
                             write_whole(folder / f"{name}.{ending}", content.encode(), sync=False)
+                    paths.append(_files(folder, [name], endings))
                     say(document.summary)
         if written and "tex" in endings:
             there = [] if "all" in names else sorted(path.stem for path in folder.glob("*.tex"))
             whole = latex_document([*written, *(n for n in there if n not in {*written, "tables"})])
             write_whole(folder / "tables.tex", whole.encode(), sync=False)
-        where = f"written to {folder}: {', '.join(endings)}" if written else "no table has a run"
-        if {*names} == {"claims"}:
-            where = f"written to {(self.out or folders[0]) / 'claims.md'}"
-        elif not written and (apart := [name for name in _DOCUMENTS if name in names]):
-            where = f"written to {folder / apart[0]}: md, csv"
-        say(f"{len(runs)} runs of {sources}; {where}")
+        if written:
+            paths.insert(0, _files(folder, written, endings))
+        wrote = ", ".join(paths) or "no table"
+        say(f"Read {counted(len(runs), 'run')} from {sources}. Wrote {wrote}")
+
+
+_FEW = 2
+"""Maximum number of tables that are printed, and whose files are named."""
+
+
+def _files(folder: Path, names: Sequence[str], endings: Sequence[str]) -> str:
+    """Return the files of tables as a shell writes them; of many, their number and folder."""
+    if len(names) > _FEW:
+        return f"{len(names)} tables to {folder}/ as {', '.join(endings)}"
+    ending = endings[0] if len(endings) == 1 else f"{{{','.join(endings)}}}"
+    return ", ".join(f"{folder / name}.{ending}" for name in names)
 
 
 tables_command = command(TablesCommand)
@@ -173,10 +192,9 @@ def report_command(
         page = render(data, shown).encode()
     path = out or folders[0] / "report.html"
     write_whole(path, page)
-    say(
-        f"{len(data['runs'])} runs, {len(data['tables'])} tables, {len(shown)} figures; "
-        f"written to {path} ({len(page) / 1e6:.1f} MB), from {sources}"
-    )
+    content = ((data["runs"], "run"), (data["tables"], "table"), (shown, "figure"))
+    words = ", ".join(counted(len(things), word) for things, word in content)
+    say(f"Read records from {sources}. Wrote {path} ({words}; {len(page) / 1e6:.1f} MB)")
 
 
 results_app = typer.Typer(
@@ -192,7 +210,7 @@ def _list_command(results: Folders = None) -> None:
     """List the records by table, and those that cannot be used."""
     folders, sources = record_folders(results)
     folders_read = [read_folder(root) for root in folders]
-    say(f"records of {sources}:")
+    say(f"Records in {sources}:")
     for runs, problems in folders_read:
         tables = Counter((run.dataset, run.protocol, run.recipe, run.source.packed) for run in runs)
         for (*names, packed), count in sorted(tables.items()):
@@ -231,7 +249,8 @@ def _check_command(results: Folders = None) -> None:
         if fault:
             wrong += 1
             say(f"{run.source.path}: the guarantee of {run.key} is wrong: {fault}")
-    say(f"{len(runs)} records of {sources}: {len(private)} epsilons checked, {wrong} faults")
+    checked = f"{counted(len(private), 'epsilon')} checked, {counted(wrong, 'fault')}"
+    say(f"{counted(len(runs), 'record')} in {sources}: {checked}")
     if wrong:
         raise typer.Exit(1)
 

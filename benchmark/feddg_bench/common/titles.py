@@ -1,6 +1,18 @@
-"""Names of domains and backbones as papers write them; plugins declare their own."""
+"""Names of domains and backbones as papers write them, and numbers of things.
+
+Plugins declare names of their own.
+"""
 
 from __future__ import annotations
+
+
+def counted(number: int, word: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "run"), counted(2000, "run"), counted(0, "image")
+    ('1 run', '2,000 runs', '0 images')
+    """
+    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def domain_title(domain: str) -> str:
