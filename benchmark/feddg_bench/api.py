@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def run(
     method: Words = Request.method,
     *,
-    protocol: Words = Request.protocol,
+    protocol: Words | None = None,
     dataset: str = Request.dataset,
     scenario: Words | None = None,
     recipe: str | None = None,
@@ -44,7 +44,8 @@ def run(
 
     Args:
         method: One or several methods, or ``all``.
-        protocol: One or several of ``ltdo``, ``lodo`` and ``wilds``.
+        protocol: One or several of ``ltdo``, ``lodo`` and ``wilds``; ``None`` for the data set's
+            default, ``ltdo``, or ``lodo`` for ``folder``.
         dataset: Name of a data set.
         scenario: One or several scenarios, ``all``, or ``None`` for the protocol's default.
         recipe: Name of a recipe or path of a YAML file; ``None`` for the data set's default.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,7 @@ from feddg_bench.config.reading import composed, plain_name
 from feddg_bench.data.image_folders import (
     ImageFolderDataset,
     entries,
+    images_below,
     is_image,
     subfolders,
 )
@@ -36,8 +38,8 @@ class Folder(ImageFolderDataset):
             the settings file.
 
     Raises:
-        DataError: If there is no such folder, it holds no domain, or two names differ only in
-            case, blanks, hyphens or underscores.
+        DataError: If there is no such folder, it holds no domain or only one class, the folders
+            are splits, or two names differ only in case, blanks, hyphens or underscores.
     """
 
     name = "folder"
@@ -48,22 +50,21 @@ class Folder(ImageFolderDataset):
     licence = "your own"
     source = "a folder of yours with images in <domain>/<class>/"
     no_download = "it is a folder of yours; name it with --data-root"
+    default_protocol = "lodo"
     default_recipe = "quick"
 
     def __init__(self, data_root: Path | None = None) -> None:
         super().__init__(data_root)
         classes = {
-            domain.name: [name.name for name in subfolders(domain) if _has_image(name)]
+            domain.name: [name.name for name in subfolders(domain) if any(images_below(name))]
             for domain in subfolders(self.folder)
         }
         domains = tuple(sorted(name for name, inside in classes.items() if inside))
-        if not domains:
-            raise DataError(
-                f"{self.folder} has no images in folders <domain>/<class>/<image>{self._hint()}"
-            )
         for inside in (domains, *classes.values()):
             _check_names(inside, self.folder)
         labels = _merge(name for domain in domains for name in sorted(classes[domain]))
+        if why := self._wrong_level(domains, labels):
+            raise DataError(f"{self.folder} {why}")
         codes = {domain: _code(domain) for domain in domains}
         if len({*map(composed, codes.values())} - {""}) < len(codes):
             raise DataError(
@@ -101,17 +102,52 @@ class Folder(ImageFolderDataset):
             raise DataError(f"there is no folder {roots[0]}: give another --data-root")
         return roots[0]
 
+    def _wrong_level(self, domains: Sequence[str], classes: Sequence[str]) -> str:
+        """Return why the folders cannot be domains and classes, with advice; empty if they can."""
+        if not domains:
+            return f"has no images in folders <domain>/<class>/<image>{self._hint()}"
+        for kind, names in (("domains", domains), ("classes", classes)):
+            if {name.lower() for name in names} <= SPLIT_NAMES:
+                return (
+                    f"has splits ({', '.join(names)}) in place of {kind}: move the images to "
+                    f"<domain>/<class>/<split>/; the suite ignores the last level and draws splits"
+                )
+        if len(classes) > 1:
+            return self._below(domains) if len(domains) == 1 else ""
+        folders = [self.folder / domain / name for domain in domains for name in classes]
+        if all(len(subfolders(folder)) > 1 for folder in folders if folder.is_dir()):
+            return (
+                f"has only the class {classes[0]}: if the folders in it are the classes, move them "
+                f"up, to {self.folder / domains[0]}"
+            )
+        return (
+            f"has only the class {classes[0]}, and a run needs two: the images must lie in "
+            f"<domain>/<class>/ below --data-root, so give the folder above, or add a class"
+        )
+
+    def _below(self, domains: Sequence[str]) -> str:
+        """Return advice to use the folder of the only domain, if it holds domains itself."""
+        child = self.folder / domains[0]
+        with suppress(DataError):
+            if len(Folder(child).domains) > 1:
+                return f"has the single folder {child.name}: give --data-root {child}"
+        return ""
+
     def _hint(self) -> str:
-        for child in subfolders(self.folder):
-            if any(_has_image(name) for domain in subfolders(child) for name in subfolders(domain)):
-                return f"; give --data-root {child}"
         if any(_has_image(child) for child in subfolders(self.folder)):
             return ": its folders hold images themselves; give the folder above"
         files = [path for path in self.folder.glob("*/*/*") if path.is_file()]
-        endings = {path.suffix.lower() for path in files} - {""}
+        endings = {path.suffix.lower() for path in files}
+        if endings - {""}:
+            some = ", ".join(sorted(endings - {""}))
+            return f": files {some} are not read; convert images to PNG"
         if endings:
-            return f": files {', '.join(sorted(endings))} are not read; convert images to PNG"
+            return ": its files have no ending; rename them to end in .jpg or .png, as they are"
         return ": give the folder above the domains with --data-root"
+
+
+SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+"""Names of folders, in lower case, that are splits and neither domains nor classes."""
 
 
 def _has_image(folder: Path) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torchvision
 from PIL import Image
 
 from feddg_bench.common.errors import DataError, SettingsError
@@ -54,9 +57,10 @@ def test_scenarios_have_whole_names(made):
 
 
 def test_two_objects_do_not_share_names(made, tmp_path):
-    image(tmp_path / "b", "x", "y", "1.png")
+    for name in ("y", "z"):
+        image(tmp_path / "b", "x", name, "1.png")
     first, second = Folder(made), Folder(tmp_path / "b")
-    assert second.classes == ("y",)
+    assert second.classes == ("y", "z")
     assert len(first.classes) == 4
     assert (Folder.domains, Folder.classes) == ((), ())
 
@@ -162,6 +166,7 @@ def test_every_ending_of_an_image_is_read(tmp_path):
     kinds |= {"bmp": "BMP", "gif": "GIF", "webp": "WEBP", "ppm": "PPM", "png": "PNG"}
     for domain in ("x", "y"):
         for ending, kind in kinds.items():
+            image(tmp_path, domain, "b", "0.png")
             image(tmp_path, domain, "a", "0.png")
             Image.new("RGB", (9, 9), (250, 250, 250)).save(
                 tmp_path / domain / "a" / f"1.{ending}", format=kind
@@ -181,7 +186,7 @@ def test_files_that_are_not_read_are_counted_by_ending(made):
     image(made, "night", "bus", "deep", "deeper.png")
     (made / "readme.txt").write_text("x")
     assert Folder(made).skipped() == (
-        "7 files are not read: 2 .heic, 1 .txt, 1 .svg, 1 no ending, 2 images outside "
+        "6 files are not read: 2 .heic, 1 .txt, 1 .svg, 1 no ending, 1 image outside "
         "<domain>/<class>/; `feddg-bench data check folder` names them"
     )
 
@@ -198,6 +203,112 @@ def test_what_is_no_domain_is_left_out(made):
     dataset = Folder(made)
     assert dataset.domains == ("Day Light", "night", "rainy-day")
     assert dataset.classes == ("Car", "Fire Truck", "bus", "tram")
+
+
+def test_folders_inside_class_folders_are_read(made, tmp_path):
+    """As torchvision's ImageFolder reads them; a link to a folder above itself is not followed."""
+    for name in ("batch 1/1.png", "batch 1/b/2.png", ".hidden/3.png", "@eaDir/4.png"):
+        image(made, "night", "bus", name)
+    image(tmp_path, "elsewhere", "5.png")
+    (made / "night" / "bus" / "link").symlink_to(tmp_path / "elsewhere")
+    (made / "night" / "bus" / "batch 1" / "loop").symlink_to(made / "night")
+    dataset = Folder(made)
+    deep = [path for path in dataset.records().paths if path.count("/") > 2]
+    assert deep == [
+        f"night/bus/{name}" for name in ("batch 1/1.png", "batch 1/b/2.png", "link/5.png")
+    ]
+    theirs = torchvision.datasets.ImageFolder(str(made / "rainy-day"))
+    ours = [path for path in dataset.records().paths if path.startswith("rainy-day/")]
+    assert len(theirs) == len(ours)
+    assert dataset.nested() == (
+        "3 of 113 images lie in folders inside <domain>/<class>/, such as night/bus/batch 1/1.png"
+    )
+    assert dataset.skipped() == ""
+
+
+@pytest.mark.parametrize("place", ["runs", "night/runs", "night/bus/runs", ""])
+def test_the_suites_own_output_is_no_data(made, place):
+    """A results folder inside the data; `figures` and `attacks` hold pictures."""
+    before = Folder(made)
+    results = made / place
+    (results / "runs").mkdir(parents=True)
+    (results / "runs" / "0123456789abcdef.json").write_text("{}")
+    image(results, "figures", "all", "convergence.png")
+    image(results, "figures", "convergence.png")
+    image(results, "attacks", "a.png")
+    after = Folder(made)
+    assert after.identity == before.identity
+    assert after.records().paths == before.records().paths
+    assert after.skipped() == ""
+
+
+def _move(root: Path, old: str, new: str) -> None:
+    (root / new).parent.mkdir(parents=True, exist_ok=True)
+    (root / old).rename(root / new)
+
+
+WRONG = {
+    "no endings": (
+        ["{d}/{c}/1"],
+        "its files have no ending",
+        lambda root: [p.rename(f"{p}.png") for p in root.glob("*/*/1")],
+    ),
+    "another level": (
+        ["{d}/images/{c}/1.png"],
+        "has only the class images: if the folders in it are the classes, move them up, to",
+        lambda root: [_move(root, f"{d}/images/{c}", f"{d}/{c}") for d in "xyz" for c in "ab"],
+    ),
+    "splits as classes": (
+        ["{d}/train/{c}/1.png", "{d}/val/{c}/1.png"],
+        "has splits (train, val) in place of classes: move the images to <domain>/<class>/<split>/",
+        lambda root: [
+            _move(root, f"{d}/{s}/{c}", f"{d}/{c}/{s}")
+            for d in "xyz"
+            for c in "ab"
+            for s in ("train", "val")
+        ],
+    ),
+    "splits as domains": (
+        ["Train/{d}/{c}/1.png", "test/{d}/{c}/1.png"],
+        "has splits (Train, test) in place of domains: move the images to",
+        lambda root: [
+            _move(root, f"{s}/{d}/{c}", f"{d}/{c}/{s}")
+            for d in "xyz"
+            for c in "ab"
+            for s in ("Train", "test")
+        ],
+    ),
+    "a folder too low": (["x/{c}/deep/1.png"], "so give the folder above", None),
+    "a folder too high": (["all/{d}/{c}/1.png"], "give --data-root", None),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_the_advice_for_a_wrong_folder_works(tmp_path, kind):
+    names, words, remedy = WRONG[kind]
+    root = tmp_path / "data"
+    for d, c, name in itertools.product("xyz", "ab", names):
+        path = root / name.format(d=d, c=c)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(path, format="PNG")
+    wrong = root / "x" if kind == "a folder too low" else root
+    if kind == "a folder too low":
+        for d, c in itertools.product("yz", "ab"):
+            image(root, d, c, "1.png")
+    with refused(DataError, words) as caught:
+        Folder(wrong)
+    if remedy is not None:
+        remedy(root)
+    elif kind == "a folder too high":
+        wrong = Path(str(caught.value).rpartition("give --data-root ")[2])
+    else:
+        wrong = wrong.parent
+    for left in sorted(root.glob("**/"), reverse=True):
+        with contextlib.suppress(OSError):
+            left.rmdir()
+    dataset = Folder(wrong)
+    assert (dataset.domains, dataset.classes) == (("x", "y", "z"), ("a", "b"))
+    assert dataset.count(dataset.records()).min() > 0
 
 
 def test_spellings_of_a_class_in_different_domains_are_one_class(made):
@@ -222,13 +333,14 @@ def test_names_that_read_alike_are_refused(made, new, message):
 
 
 def test_a_name_of_separators_alone_is_refused(tmp_path):
-    image(tmp_path, "+", "a", "1.png")
+    for name in ("a", "b"):
+        image(tmp_path, "+", name, "1.png")
     with refused(DataError, "do not differ"):
         Folder(tmp_path)
 
 
 def test_wrong_folders_get_a_hint(made, tmp_path):
-    with pytest.raises(DataError, match=rf"; give --data-root {made}$"):
+    with pytest.raises(DataError, match=rf": give --data-root {made}$"):
         Folder(tmp_path)
     with refused(DataError, "its folders hold images themselves"):
         Folder(made / "night")

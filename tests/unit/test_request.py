@@ -11,7 +11,8 @@ import pytest
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.schema import MethodSettings, Resources, RunSettings, TrainSettings
-from feddg_bench.runs.request import Request, _say_once, read_seeds
+from feddg_bench.runs.request import Request, _say_once, read_seeds, say_cautions
+from tests.fabricate import fabricate
 
 ONE = {"scenario": "ip-o-c"}
 
@@ -195,6 +196,56 @@ def key(model: type[RunSettings], plugin: type[MethodSettings], **values: Any) -
     own = plugin(**values.pop("hyper", {})).model_dump(mode="json")
     settings = model(method="theirs", scenario="a", hyper=own, **values)
     return run_key(canonical_settings(settings, plugin), 1)
+
+
+@pytest.mark.parametrize(("dataset", "protocol"), [("folder", "lodo"), ("digits4", "ltdo")])
+def test_the_data_set_decides_the_protocol_that_is_not_named(
+    dataset: str, protocol: str, tmp_path: Path
+) -> None:
+    """Runs that name it have the same keys as before."""
+    root = fabricate("folder", tmp_path / "data")
+    where = Resources(data_root=root if dataset == "folder" else None)
+    keys = {
+        named: [
+            plan.key
+            for plan in Request(dataset=dataset, protocol=named, resources=where).plan(check=False)
+        ]
+        for named in (None, "lodo", "ltdo")
+    }
+    assert keys[None] == keys[protocol]
+    assert keys["lodo"] != keys["ltdo"]
+    request = Request(dataset=dataset, resources=where).one_scenario()
+    assert [plan.key for plan in request.plan(check=False)] == keys[protocol][:1]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "protocol", "advice"),
+    [
+        ("folder", "ltdo", "use --protocol lodo"),
+        ("folder", "lodo", None),
+        ("digits4", "ltdo", None),
+    ],
+)
+def test_a_single_training_domain_is_said(
+    dataset: str,
+    protocol: str,
+    advice: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _say_once.cache_clear()
+    root = fabricate("folder", tmp_path / "data")
+    where = Resources(data_root=root if dataset == "folder" else None)
+    say_cautions(Request(dataset=dataset, protocol=protocol, resources=where).plan(check=False))
+    said = [text for text in caplog.messages if "trains on one domain" in text]
+    assert said == (
+        []
+        if advice is None
+        else [
+            "scenario Day_Light-night-rainy_day and 2 more trains on one domain, which is not "
+            f"domain generalisation from several: {advice}"
+        ]
+    )
 
 
 def test_a_setting_added_later_changes_no_key_while_it_has_its_default() -> None:

@@ -47,8 +47,8 @@ Methods = Annotated[
 Protocols = Annotated[
     str | None,
     typer.Option(
-        help=f"ltdo, lodo or wilds; some commands take several, comma-separated. Default "
-        f"{Request.protocol}."
+        help="ltdo, lodo or wilds; some commands take several, comma-separated. Default ltdo, or "
+        "lodo for the data set folder."
     ),
 ]
 DataName = Annotated[

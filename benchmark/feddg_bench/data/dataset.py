@@ -133,6 +133,8 @@ class DomainDataset(ABC):
     """Reason why nothing is fetched if `downloads` is empty, as the end of a sentence."""
     research_only: ClassVar[bool] = False
     """Whether the licence allows research only, so that a download needs ``--accept-licence``."""
+    default_protocol: ClassVar[str] = "ltdo"
+    """Protocol of a run that names none."""
     default_recipe: ClassVar[str] = "pardon"
     """Recipe of a run that names none."""
     background: str = "black"
@@ -175,7 +177,7 @@ class DomainDataset(ABC):
         return DataError(
             f"{what} was not found (looked in {looked}): {get} {folder} with --data-root, the "
             f"environment variable FEDDG_DATA, or `feddg-bench data path {self.name} DIR`, which "
-            f"notes it in the settings file"
+            f"stores the path"
         )
 
     def published_splits(self) -> NDArray[np.int64] | None:
@@ -248,8 +250,9 @@ class DomainDataset(ABC):
         """Return the images, checked against the class attributes.
 
         Raises:
-            DataError: If the images cannot be listed, a domain or a class has no image, a count
-                differs from `counts`, or a target of a regression is not finite.
+            DataError: If the images cannot be listed, there is only one class, a domain or a class
+                has no image, a count differs from `counts`, or a target of a regression is not
+                finite.
             PluginError: If the lengths in the listing differ, or a label or a domain is out of
                 range.
         """
@@ -318,6 +321,10 @@ class DomainDataset(ABC):
                     f"{self.title}{self._where()} has no image of the {kind} {', '.join(empty)}"
                     f"{hint}: get it again ({self.source})"
                 )
+        if len(self.classes) == 1:
+            raise DataError(
+                f"{self.title}{self._where()} has only the class {self.classes[0]}: a run needs two"
+            )
         differences = [text for _, _, text in self.differences(records)]
         if differences:
             more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -41,6 +42,13 @@ SYSTEM_FOLDERS = frozenset(
     }
 )
 """Folders created by operating and storage systems, in lower case."""
+OUTPUTS = frozenset(
+    {
+        *("runs", "records", "partitions", "checkpoints", "tuning", "attacks", "wandb"),
+        *("figures", "tables"),
+    }
+)
+"""Folders that runs, figures and tables write in a results folder."""
 SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", RECEIPT})
 """Files that systems and downloads leave behind, in lower case."""
 _ENDINGS = 8
@@ -50,8 +58,10 @@ _ENDINGS = 8
 class ImageFolderDataset(FileDataset):
     """Images in folders ``<domain>/<class>/<image>``, below one of several folders of a root.
 
-    Folder names are compared without regard to Unicode form, case, blanks, hyphens and underscores.
-    Hidden files, files without the suffix of an image, and other folders are ignored.
+    Folders inside a class folder, and links to folders, are searched as by torchvision's
+    ``ImageFolder``, except the suite's own `outputs`. Names of folders are compared without regard
+    to Unicode form, case, blanks, hyphens and underscores. Hidden files, files without the suffix
+    of an image, and other folders are ignored.
     """
 
     layouts: ClassVar[tuple[str, ...]] = ("",)
@@ -112,14 +122,26 @@ class ImageFolderDataset(FileDataset):
     def _files(self) -> dict[str, Path]:
         """The file of each record's path."""
         return {
-            f"{domain}/{name}/{image.name}": image
+            f"{domain}/{name}/{image.relative_to(class_folder).as_posix()}": image
             for domain, domain_folder in self._domain_folders(self.folder).items()
             for name, class_folder in match_folders(
                 domain_folder, {name: (name,) for name in self.classes}
             ).items()
-            for image in entries(class_folder)
-            if is_image(image)
+            for image in images_below(class_folder)
         }
+
+    def nested(self) -> str:
+        """Return a sentence about images in folders inside class folders; empty without any."""
+        deep = [path for path in sorted(self._files) if path.count("/") > 2]
+        if not deep:
+            return ""
+        if len(deep) == len(self._files):
+            return (
+                f"every image lies in a folder inside <domain>/<class>/, such as {deep[0]}: is "
+                f"--data-root the folder that holds the domains?"
+            )
+        some = f"{len(deep):,} of {len(self._files):,} images"
+        return f"{some} lie in folders inside <domain>/<class>/, such as {deep[0]}"
 
     @cached_property
     def unread(self) -> tuple[Path, ...]:
@@ -136,7 +158,7 @@ class ImageFolderDataset(FileDataset):
         if (rest := len(counts) - _ENDINGS) > 0:
             parts.append(f"{rest} more endings")
         if image:
-            parts.append(f"{len(image):,} images outside <domain>/<class>/")
+            parts.append(f"{len(image):,} image{'s' * (len(image) > 1)} outside <domain>/<class>/")
         if not parts:
             return ""
         total = len(self.unread)
@@ -182,6 +204,33 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
 
+def images_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Yield the images in a folder and in the folders below it, in order of their names.
+
+    Links to folders are followed, except to a folder that contains the link. System folders
+    (`is_system`) and the suite's `outputs` are left out. ``above`` identifies the folders that
+    contain this one, if they are known.
+
+    Raises:
+        DataError: If a folder cannot be read.
+    """
+    found = entries(folder)
+    yield from filter(is_image, found)
+    inside = _folders(folder, [path for path in found if not is_image(path)])
+    if not inside:
+        return
+    above = above or frozenset(map(_identity, folder.resolve().parents))
+    above |= {_identity(folder)}
+    for path in inside:
+        if _identity(path) not in above:  # else a link leads back
+            yield from images_below(path, above)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
 def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
     """Return the sub-folder of ``folder`` for each key of ``names`` that has one.
 
@@ -213,14 +262,18 @@ def entries(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Return the sub-folders of a folder sorted by name, except system folders (`is_system`).
+    """Return the sub-folders of a folder sorted by name, without system folders and `outputs`.
 
     Raises:
         DataError: If the folder cannot be read.
     """
-    folders = [path for path in entries(folder) if not is_system(path.name)]
+    return _folders(folder, entries(folder))
+
+
+def _folders(folder: Path, found: Sequence[Path]) -> list[Path]:
+    own = outputs(folder, {path.name for path in found})
     try:
-        return [path for path in folders if path.is_dir()]
+        return [p for p in found if not is_system(p.name) and p.name not in own and p.is_dir()]
     except OSError as error:  # a folder can be listed without permission to enter it
         raise _locked(folder, error) from error
 
@@ -237,9 +290,23 @@ def is_system(name: str) -> bool:
     return name.startswith((".", "__")) or name.lower() in SYSTEM_FOLDERS | SYSTEM_FILES
 
 
+def outputs(folder: Path, names: Collection[str]) -> frozenset[str]:
+    """Return the names of the suite's own output in a folder, given the names of its entries.
+
+    They are `OUTPUTS` if the folder holds a record or a partition, which are named by a hash.
+    """
+    for name in ("runs", "partitions", "checkpoints", "records"):
+        if name in names:
+            for path in (folder / name).glob("*"):
+                if re.fullmatch(r"[0-9a-f]{16}\..+|.+\.jsonl\.xz", path.name):
+                    return OUTPUTS
+    return frozenset()
+
+
 def other_files(folder: Path, used: Collection[Path]) -> Iterator[Path]:
-    """Yield the files below a folder that are not ``used``, except system files (`is_system`)."""
+    """Yield the files below a folder that are not ``used``, without system files and `outputs`."""
     for where, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not is_system(name))
+        own = outputs(Path(where), folders)
+        folders[:] = sorted(name for name in folders if not is_system(name) and name not in own)
         paths = (Path(where) / name for name in sorted(files) if not is_system(name))
         yield from (path for path in paths if path not in used)

@@ -56,7 +56,7 @@ def open_dataset(
     name: str,
     root: str | Path | None = None,
     *,
-    protocol: str = "ltdo",
+    protocol: str | None = None,
     scenario: str | None = None,
     seed: int | None = None,
     recipe: str | None = None,
@@ -68,7 +68,7 @@ def open_dataset(
     Args:
         name: A data set; see ``feddg-bench datasets``.
         root: Folder of the data; else that of ``feddg-bench data path``, or ``$FEDDG_DATA``.
-        protocol: ``ltdo``, ``lodo`` or ``wilds``, for the splits.
+        protocol: ``ltdo``, ``lodo`` or ``wilds``, for the splits; else the data set's default.
         scenario: Scenario, such as ``ac-p-s``: gives the splits of a run, together with ``seed``.
         seed: Seed of the run.
         recipe: Recipe that gives image size and splits; else the data set's default.

@@ -139,7 +139,7 @@ class Request:
 
     Attributes:
         method: Methods, or ``all`` that suit the data set.
-        protocol: Protocols.
+        protocol: Protocols; ``None`` for the data set's default.
         dataset: One data set.
         scenario: Scenarios, ``all``, or ``None`` for those of the protocol or of split files.
         recipe: Name or YAML file; ``None`` for the data set's default.
@@ -158,7 +158,7 @@ class Request:
     """
 
     method: Words = "fedavg"
-    protocol: Words = "ltdo"
+    protocol: Words | None = None
     dataset: str = "digits4"
     scenario: Words | None = None
     recipe: str | None = None
@@ -173,7 +173,7 @@ class Request:
             value = getattr(self, name)
             many = value if isinstance(value, Sequence) else ()
             several = len(many) > 0 and all(isinstance(one, str) for one in many)
-            if not several and not (name == "scenario" and value is None):
+            if not several and not (name != "method" and value is None):
                 raise SettingsError(_unreadable(name, value))
         for name in ("dataset", "recipe", "readings"):
             value = getattr(self, name)
@@ -274,8 +274,8 @@ class Request:
         """
         methods = read_plugins("method", self.method, outline)
         everything = "all" in listed(self.method)  # that suits the data set
-        protocols = read_names("protocol", self.protocol, PROTOCOLS)
         dataset = datasets.open(self.dataset)
+        protocols = read_names("protocol", self._protocols(dataset), PROTOCOLS)
         recipe = dataset.default_recipe if self.recipe is None else self.recipe
         if recipe not in recipe_names():
             self._check_recipe(recipe)
@@ -406,7 +406,7 @@ class Request:
             SettingsError: If the scenario is unknown, or several are named.
         """
         dataset = (datasets or Datasets(self.resources.data_root)).open(self.dataset)
-        protocol, *others = listed(self.protocol)
+        protocol, *others = listed(self._protocols(dataset))
         if others:
             raise SettingsError(f"this command takes one protocol: give --protocol {protocol}")
         chosen = self._scenarios(protocol, dataset)
@@ -417,6 +417,9 @@ class Request:
                 f"{len(chosen)}: give one, such as {first}"
             )
         return replace(self, scenario=first)
+
+    def _protocols(self, dataset: DomainDataset) -> Words:
+        return dataset.default_protocol if self.protocol is None else self.protocol
 
     def _scenarios(self, protocol: str, dataset: DomainDataset) -> list[tuple[Scenario, Layer]]:
         """Return the requested scenarios, each with its split file, if there is one."""
@@ -603,11 +606,21 @@ def check_data(plans: Iterable[Plan]) -> None:
             spread(s, plan.dataset, plan.scenario, validation=validation)
 
 
-def say_cautions(plans: Iterable[Plan]) -> None:
-    """Warn, once per process, of flaws in a user's own data set; no image is decoded.
+def say_cautions(plans: Sequence[Plan]) -> None:
+    """Warn, once per process, of a single training domain, and of flaws in a user's own data set.
 
-    Flaws are files that are not read, tiny test domains, and missing or imbalanced classes.
+    Flaws are files that are not read, images in folders inside class folders, tiny test domains,
+    and missing or imbalanced classes. No image is decoded.
     """
+    single = {plan.scenario for plan in plans if len(plan.scenario.train) == 1}
+    if single:
+        first = min(single, key=lambda scenario: scenario.name)
+        more = f" and {len(single) - 1} more" if len(single) > 1 else ""
+        how = "use --protocol lodo" if first.protocol == "ltdo" else "add a domain"
+        _say_once(
+            f"scenario {first.name}{more} trains on one domain, which is not domain "
+            f"generalisation from several: {how}"
+        )
     tested: dict[ImageFolderDataset, set[str]] = {}
     for plan in plans:
         dataset = plan.dataset
@@ -616,7 +629,7 @@ def say_cautions(plans: Iterable[Plan]) -> None:
     for dataset, domains in tested.items():
         counts = dataset.count(dataset.records())
         sentences = list(cautions(counts, dataset.domains, dataset.classes, domains))
-        for words in filter(None, (dataset.skipped(), *sentences)):
+        for words in filter(None, (dataset.nested(), dataset.skipped(), *sentences)):
             _say_once(f"{dataset.name}: {words}")
 
 
