@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -192,19 +193,19 @@ class CCST(Method):
     # ----------------------------------------------------------------- training, each round
 
     def fit(self, client: Client) -> LocalUpdate:
-        self.open_bank(client)
-        return super().fit(client)
+        with self.bank_of(client):
+            return super().fit(client)
 
-    def open_bank(self, client: Client) -> None:
-        """Prepare to draw styles for the client's images."""
-        self.generator = client.generator("styles")
-        self.pools = pooled(without(client.broadcast.get("bank", {}), client.name))
+    def bank_of(self, client: Client) -> AbstractContextManager[None]:
+        """Return a context in which styles can be drawn for the client's images."""
+        pools = pooled(without(client.broadcast.get("bank", {}), client.name))
+        return self.temporarily(generator=client.generator("styles"), pools=pools)
 
     def styled(self, client: Client) -> Tensor | None:
-        self.open_bank(client)
         if not {"styles", "bank"} & set(client.broadcast):
             return None
-        copies = self.restyled(client.broadcast["images"])
+        with self.bank_of(client):
+            copies = self.restyled(client.broadcast["images"])
         return copies[0] if copies else None
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:

@@ -124,16 +124,17 @@ class Copa(Method):
         return loss
 
     def fit(self, client: Client) -> LocalUpdate:
-        self.slot = self.slot_of(client)
+        slot = self.slot_of(client)
         with torch.no_grad():
             for name, parameter in self.classifier.named_parameters():
-                parameter.copy_(self.ensemble.get_buffer(name)[self.slot])
-        weights = super().fit(client).weights
+                parameter.copy_(self.ensemble.get_buffer(name)[slot])
+        with self.temporarily(slot=slot):
+            weights = super().fit(client).weights
         extractor = {n: tensor for n, tensor in weights.items() if not n.startswith("ensemble.")}
         own = {name: p.detach().clone() for name, p in self.classifier.named_parameters()}
         # The server knows a client by its name, but not the domains of its images.
         return LocalUpdate(
-            extractor, {"classifier": own, **({"slot": self.slot} if self.by_domain else {})}
+            extractor, {"classifier": own, **({"slot": slot} if self.by_domain else {})}
         )
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -133,6 +134,8 @@ class FedADG(Method):
         "Domain Generalization, 2021, arXiv 2111.10487"
     )
     local: ClassVar[tuple[str, ...]] = ("discriminator.",)
+    players: Mapping[str, tuple[Optimizer, dict[str, Any]]]
+    """Optimizer and group of each player, during `fit`."""
 
     def build(self) -> None:
         s, d, classes = self.settings, self.num_features, self.num_classes
@@ -165,12 +168,9 @@ class FedADG(Method):
     def fit(self, client: Client) -> LocalUpdate:
         s, train, (first, second) = self.settings, client.train, self.epochs
         adversary, noise = self.start_adversary(client), client.generator("noise")
-        with self.state.optimizer(client) as model:
-            self.players = {
-                "F, C": (model, model.param_groups[0]),
-                "D": (adversary, adversary.param_groups[0]),
-                "G": (adversary, adversary.param_groups[1]),
-            }
+        players = {name: (adversary, adversary.param_groups[n]) for n, name in enumerate("DG")}
+        with self.state.optimizer(client) as model, self.temporarily(players=players):
+            players["F, C"] = model, model.param_groups[0]
             for epoch in range(first + second):
                 # The schedule spans train.local_epochs per round, whatever the number of epochs.
                 factor = client.lr_factor(epoch * train.local_epochs // (first + second))

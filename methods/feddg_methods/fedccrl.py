@@ -155,15 +155,15 @@ class FedCCRL(Method):
     # -------------------------------------------------------------- training, each round
 
     def fit(self, client: Client) -> LocalUpdate:
-        self.generator = client.generator("views")
-        return super().fit(client)
+        with self.temporarily(generator=client.generator("views")):
+            return super().fit(client)
 
     def styled(self, client: Client) -> Tensor | None:
         if not (self.settings.ccdt or self.settings.difp):
             return None
-        self.generator = client.generator("views")
         images = client.broadcast["images"]
-        return self.view(images, channel_statistics(images))
+        with self.temporarily(generator=client.generator("views")):
+            return self.view(images, channel_statistics(images))
 
     @torch.no_grad()
     def view(self, images: Tensor, own: tuple[Tensor, Tensor]) -> Tensor:

@@ -173,10 +173,12 @@ class FedDGGA(Method):
     # --------------------------------------------------------------- gaps, at the clients
 
     def fit(self, client: Client) -> LocalUpdate:
-        update = super().fit(client)
-        if self.settings.step:
-            on_training = self.settings.gap_data == "client_train"
-            client.memory["own"] = self.mean(self.seen if on_training else self.measured(client))
+        with self.temporarily(seen=[]):
+            update = super().fit(client)
+            if self.settings.step:
+                on_training = self.settings.gap_data == "client_train"
+                own = self.seen if on_training else self.measured(client)
+                client.memory["own"] = self.mean(own)
         return update
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:

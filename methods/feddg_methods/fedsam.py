@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.client import Batch, Client
+from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 
 
@@ -46,6 +47,10 @@ class FedSAM(Method):
         "M. Ciccone: Improving Generalization in Federated Learning by Seeking Flat Minima, "
         "ECCV 2022, arXiv 2203.11834"
     )
+
+    def fit(self, client: Client) -> LocalUpdate:
+        with self.temporarily(_again=None):
+            return super().fit(client)
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
         for index, batch in enumerate(super().batches(client, epoch)):

@@ -72,9 +72,10 @@ class FPL(Method):
 
     def fit(self, client: Client) -> LocalUpdate:
         received = client.broadcast.get("prototypes", {})
-        self.table = {int(c): p.to(self.device) for c, p in received.items()}
-        update = super().fit(client)
-        classes, prototypes = self.sums.means()
+        table = {int(c): p.to(self.device) for c, p in received.items()}
+        with self.temporarily(table=table, sums=self.sums):
+            update = super().fit(client)
+            classes, prototypes = self.sums.means()
         return LocalUpdate(update.weights, {"prototypes": prototypes, "classes": classes})
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:

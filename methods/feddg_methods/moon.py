@@ -88,18 +88,18 @@ class Moon(Method):
             if name.startswith(("backbone.", "head.")) and tensor.is_floating_point()
         }
         # Private state is in neither message: it is unchanged since the client last trained.
-        self.received = {name: tensor.clone() for name, tensor in now.items()}
+        received = {name: tensor.clone() for name, tensor in now.items()}
         sent = [name for name in self.federated if name in now]
         initial = self.initial if client.round > 1 else {}  # in round 1 it is the model received
-        previous: Mapping[str, Tensor] = client.memory.get("previous", initial)
-        self.previous = {
+        kept: Mapping[str, Tensor] = client.memory.get("previous", initial)
+        previous = {
             # memory from another process has lost its layout, which affects rounding
-            name: torch.empty_like(now[name]).copy_(previous[name])
-            for name in (sent if previous else ())
+            name: torch.empty_like(now[name]).copy_(kept[name])
+            for name in (sent if kept else ())
         }
-        update = super().fit(client)
+        with self.temporarily(received=received, previous=previous):
+            update = super().fit(client)
         client.memory["previous"] = {name: now[name].to("cpu", copy=True) for name in sent}
-        self.received, self.previous = {}, {}
         return update
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -169,8 +169,8 @@ class Pardon(Method):
     # --------------------------------------------------------- where second views come from
 
     def fit(self, client: Client) -> LocalUpdate:
-        self.generator = client.generator("negatives")
-        return super().fit(client)
+        with self.temporarily(generator=client.generator("negatives")):
+            return super().fit(client)
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
         if self.settings.ablation == "v4":  # the positive is a second augmentation

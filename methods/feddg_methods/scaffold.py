@@ -74,21 +74,22 @@ class Scaffold(Method):
         c = {name: client.broadcast["control"][name].to(device) for name in self.trainable}
         kept = client.memory.get("control")
         c_k = {n: kept[n].to(device) if kept else torch.zeros_like(c[n]) for n in c}
-        self.correction = {name: c[name] - c_k[name] for name in c}
-        self.entered, self.repeat = 0.0, client.memory.get("repeat", 0.0)
-        update = super().fit(client)
-        self.correction = {}
-        if not self.entered:  # no batch, no step
+        correction = {name: c[name] - c_k[name] for name in c}
+        repeat = client.memory.get("repeat", 0.0)
+        with self.temporarily(correction=correction, entered=0.0, repeat=repeat):
+            update = super().fit(client)
+            entered, repeat = self.entered, self.repeat
+        if not entered:  # no batch, no step
             return LocalUpdate(update.weights, {"control": {n: torch.zeros_like(c[n]) for n in c}})
         change = {
             name: control_change(
-                client.weights[name].to(device), update.weights[name], c[name], self.entered
+                client.weights[name].to(device), update.weights[name], c[name], entered
             )
             for name in c
         }
         client.memory["control"] = {name: c_k[name] + change[name] for name in c}
         if client.train.optimizer_state == "persist":
-            client.memory["repeat"] = self.repeat
+            client.memory["repeat"] = repeat
         return LocalUpdate(update.weights, {"control": change})
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:

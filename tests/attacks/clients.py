@@ -197,10 +197,6 @@ LEFT: dict[str, Deed] = {
         m.classifier, "weight", torch.nn.Parameter(torch.zeros(3, m.num_features))
     ),
     "no layer": lambda m, _c, _u: delattr(m, "classifier"),
-    "an attribute": lambda m, _c, _u: setattr(m, "seen", 1),
-    "another step": lambda m, _c, _u: setattr(
-        m, "training_step", lambda *_: m.classifier.bias.sum()
-    ),
     "another step of the class": lambda _m, _c, _u: setattr(
         Hostile, "training_step", lambda m, *_: m.classifier.bias.sum()
     ),

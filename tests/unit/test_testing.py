@@ -187,7 +187,7 @@ BROKEN = [
     (Public, "what_stays_with_a_client_is_there", "no tensor begins with .*clasifier"),
     (Stuck, "it_learns", "the loss went from"),
     (Leaking, "a_task_leaves_no_trace", "answers otherwise"),
-    (Forgetful, "a_resumed_run_equals_one_that_never_stopped", "stopped after 1"),
+    (Forgetful, "a_resumed_run_equals_one_that_never_stopped", "keep it in server.memory"),
     (Undeclared, "any_number_of_clients_may_take_part", "add it to uplink"),
     (Fragile, "clients_that_diverge_are_dropped", "a client is missing"),
     (Meddling, "messages_are_read_only", "changed what they got: .*broadcast"),
@@ -223,15 +223,17 @@ class Attentive(Method):
 
     def build(self):
         self.query = torch.nn.Conv2d(self.num_features, 1, 1, bias=False)
+        self.kept = {}
         self.backbone.net[-3].register_forward_hook(lambda _layer, _input, maps: self.keep(maps))
 
     def keep(self, maps):
-        self.maps = maps
+        self.kept["maps"] = maps
 
     def features(self, images):
         self.backbone(images)
-        shares = self.query(self.maps).flatten(2).softmax(2)
-        return (self.maps.flatten(2) * shares).sum(2)
+        maps = self.kept.pop("maps")
+        shares = self.query(maps).flatten(2).softmax(2)
+        return (maps.flatten(2) * shares).sum(2)
 
 
 def test_attention_over_places_is_trained():

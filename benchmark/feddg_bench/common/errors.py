@@ -141,6 +141,17 @@ def plugin_code(packages: Collection[str], what: str) -> Iterator[None]:
         raise PluginError(f"{what}: {in_a_line(error, packages)}") from error
 
 
+@contextmanager
+def noted(where: str) -> Iterator[None]:
+    """Add a place to exceptions of a block, unless they have one already."""
+    try:
+        yield
+    except Exception as error:
+        if not getattr(error, "__notes__", ()):
+            error.add_note(where)
+        raise
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown name, with a suggestion of the nearest known one.
 

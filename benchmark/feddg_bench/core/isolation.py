@@ -45,17 +45,6 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("the number of threads", torch.get_num_threads, torch.set_num_threads),
     ("whether PyTorch computes gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     ("PyTorch's default type", torch.get_default_dtype, torch.set_default_dtype),
-    (
-        "the precision of matrix products",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
-    (
-        "the choice of deterministic algorithms",
-        torch.get_deterministic_debug_mode,
-        torch.set_deterministic_debug_mode,
-    ),
-    ("the use of oneDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 )
 """Settings of the process: name, how to read it, how to set it."""
 

@@ -17,6 +17,7 @@ from feddg_bench.common.errors import (
     modules_in,
     top,
 )
+from feddg_bench.core.halves import plugin_call
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method, written_in
 from feddg_bench.core.server import Ledger, NoReplyError, Server
@@ -68,14 +69,14 @@ def federate(
         PluginError: If the server half raises an exception of its own.
     """
     if not server.prepared:
-        with _exchange(method, server):
+        with _exchange(method, server, "prepare"):
             method.prepare(server)
         server.prepared = True
         yield RoundResult(0, server.clients, server.ledger, False, None)
     while server.round < rounds:
         server.round += 1
         server.cohort = server.sampled(per_round)
-        with _exchange(method, server) as exchange:
+        with _exchange(method, server, "run_round") as exchange:
             method.run_round(server)
         evaluation = None
         if is_evaluated(server.round, rounds=rounds, every=every, start=start):
@@ -91,7 +92,7 @@ class _Exchange:
 
 
 @contextmanager
-def _exchange(method: Method, server: Server) -> Iterator[_Exchange]:
+def _exchange(method: Method, server: Server, call: str) -> Iterator[_Exchange]:
     """Measure, protect and report an exchange, which may fail in a round but not in `prepare`.
 
     Raises:
@@ -100,7 +101,7 @@ def _exchange(method: Method, server: Server) -> Iterator[_Exchange]:
     exchange = _Exchange()
     with _phases(server):
         try:
-            with server.checking_sums(), _server_half(method, server):
+            with server.checking_sums(), _server_half(method, server, call):
                 yield exchange
         except NoReplyError as error:
             if not server.round:
@@ -115,7 +116,7 @@ def _evaluated(
 ) -> Evaluation:
     """Return the metrics of the global model, and add the evaluation time to the ledger."""
     began = time.perf_counter()
-    with _server_half(method, server):
+    with _server_half(method, server, "global_model"):
         model = method.global_model(server)
     evaluation = evaluate(model)
     server.ledger.spend("evaluation", time.perf_counter() - began)
@@ -123,10 +124,16 @@ def _evaluated(
 
 
 @contextmanager
-def _server_half(method: Method, server: Server) -> Iterator[None]:
-    """Add method, round and place to exceptions of the server half."""
+def _server_half(method: Method, server: Server, call: str) -> Iterator[None]:
+    """Run a call of the server half; add method, round and place to its exceptions."""
+    where = f"server half, round {server.round}" if server.round else "server half, before round 1"
+    stream = ("server half", call, server.round)
+    device = next(iter(server.weights.values())).device
     try:
-        with interrupts_told():
+        with (
+            interrupts_told(),
+            plugin_call(method, where, "server.memory", server.seed, *stream, device=device),
+        ):
             yield
     except (FeddgError, NoReplyError, RunInterruptedError):
         raise

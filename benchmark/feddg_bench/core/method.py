@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -44,7 +45,8 @@ class Method(LightningModule):
       read nor write this module's parameters, which belong to the client half.
 
     The same object serves all clients in turn: state of a client goes into ``client.memory``, state
-    of the server into ``server.memory``.
+    of the server into ``server.memory``. Neither half may leave another value in an attribute;
+    `temporarily` sets one for the duration of a block.
 
     Under ``lightning.Trainer`` it trains on batches of images and labels without a federation.
     Parts that need messages from others, such as styles, prototypes or the received model, are then
@@ -245,6 +247,22 @@ class Method(LightningModule):
         if self.state.client is None:
             raise RuntimeError(f"{type(self).__name__}.client is only there during a client task")
         return self.state.client
+
+    @contextmanager
+    def temporarily(self, **values: Any) -> Iterator[None]:
+        """Set attributes for a block, such as values of one task that ``training_step`` reads.
+
+        Afterwards they have their earlier values again, or are gone if there were none.
+        """
+        own = vars(self)
+        before = {name: own[name] for name in values if name in own}
+        own.update(values)
+        try:
+            yield
+        finally:
+            for name in values:
+                own.pop(name, None)
+            own.update(before)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer of local training, over all trainable parameters."""

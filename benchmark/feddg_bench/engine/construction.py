@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from feddg_bench.common.errors import SettingsError, plugin_code, unknown
-from feddg_bench.common.streams import torch_stream
+from feddg_bench.common.streams import global_streams
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
 from feddg_bench.config.settle import own_settings, recipe_layers, settle
@@ -132,7 +132,7 @@ def build_on(
         "rgb": is_rgb(images),
     }
     what = f"the method {method.__name__} cannot be built"
-    with plugin_code(written_in(method), what), torch_stream(settings.seed, "init"):
+    with plugin_code(written_in(method), what), global_streams(settings.seed, "init"):
         return method(
             hyper,
             backbone=backbone,

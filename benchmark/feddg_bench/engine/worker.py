@@ -25,6 +25,7 @@ from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
 from feddg_bench.core.client import Client, Received
+from feddg_bench.core.halves import plugin_call
 from feddg_bench.core.isolation import Isolation
 from feddg_bench.core.lightning import (
     Fabric,
@@ -212,9 +213,11 @@ class Worker:
         self.method.state.load(task.weights)
         loaded = time.perf_counter()
         stream = (task.call, task.round, task.client)
+        where = f"{task.client}, round {task.round}, {task.call}"
+        seed, device = self.settings.seed, self.device
         with (
             self.isolation.around(client.name),
-            torch_stream(self.settings.seed, *stream, device=self.device),
+            plugin_call(self.method, where, "client.memory", seed, *stream, device=device),
             self.method.state.serving(client),
             folded(self._folded["train"]),
         ):

@@ -55,6 +55,8 @@ class DomainWeighted(DomainBatches):
     }
     downlink = ("image_weights",)
     singles = "gives each client a weight of its own"
+    image_weights: Tensor
+    """Weight of an image of each domain in the loss, float32 [S], during `fit`."""
 
     def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
         """Return the new lambda, float64 [S], from the old lambda and L."""
@@ -71,8 +73,9 @@ class DomainWeighted(DomainBatches):
         measured = self.domain_losses(client) if self.settings.step else self.domain_shares(client)
         weights = client.broadcast["image_weights"].cpu()  # on the CPU, like the domain ids
         omega = self.domain_shares(client)["share"] @ weights
-        self.image_weights = weights / omega if omega > 0 else torch.ones_like(weights)
-        return LocalUpdate(super().fit(client).weights, measured)
+        weights = weights / omega if omega > 0 else torch.ones_like(weights)
+        with self.temporarily(image_weights=weights):
+            return LocalUpdate(super().fit(client).weights, measured)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels, domains = parted(batch)
