@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from feddg_bench.common.errors import FeddgError
+from feddg_bench.common.parallel import start_process
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.sweeps import workers
@@ -258,6 +260,18 @@ def test_workers_that_only_die_end_the_sweep(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(FeddgError, match="none reached a run"):
         workers.work_in_processes(copy, ["cuda:3"], lambda *_: None)
     assert started == ["cuda:3"] * (MAX_DEATHS + 1)
+
+
+@pytest.mark.usefixtures("feddg")
+def test_a_worker_whose_command_is_gone_saves_no_failure(tmp_path: Path) -> None:
+    search = open_search(load_sweep(write(tmp_path / "s.yaml", {})), tmp_path / "runs")
+    ours, theirs = Pipe(duplex=False)
+    ours.close()
+    copy = Copy(search, Resources(results=tmp_path / "runs"))
+    worker = start_process(workers._serve, (theirs, copy), "cpu")
+    theirs.close()
+    assert ended(worker) == 1
+    assert not (tmp_path / "runs/failed").exists()
 
 
 @pytest.mark.nightly
