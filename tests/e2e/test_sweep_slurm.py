@@ -31,7 +31,7 @@ def test_a_dry_run_shows_the_runs_and_the_script(feddg, tmp_path):
         "--array=0-63%64",
         "--cpus-per-task=3",
         "--gpus-per-node=1",
-        "--time=2160",
+        "--time=1-12:00:00",
         "--partition=gpu",
         "--mem=16G",
         "--exclusive",
@@ -47,7 +47,6 @@ def test_a_dry_run_shows_the_runs_and_the_script(feddg, tmp_path):
     [
         (SLURM, "--dry-run shows the script"),
         ((*SLURM, "--workers", "4"), "give --jobs"),
-        ((*SLURM[:-1], "soon"), "'soon'"),
         (("--jobs", "3"), "--engine slurm"),
     ],
 )
@@ -59,19 +58,38 @@ def test_what_cannot_be_submitted_is_refused(feddg, tmp_path, options, words, mo
     assert not (tmp_path / "runs/slurm").exists() or not any((tmp_path / "runs/slurm").iterdir())
 
 
-def test_slurm_is_given_an_array(feddg, tmp_path, monkeypatch):
-    """There are as many jobs as remaining runs; a made-up Slurm takes the script and answers."""
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Return a function that writes the ``sbatch`` of a made-up Slurm."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name, does in (("srun", ""), ("sbatch", f"cp $1 {tmp_path}/taken; echo job 71")):
-        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
-        (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+
+    def answer(does):
+        for name, line in (("srun", ""), ("sbatch", does)):
+            (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+            (programs / name).chmod(0o755)
+
+    return answer
+
+
+def test_slurm_is_given_an_array(feddg, tmp_path, cluster):
+    """There are as many jobs as remaining runs; a made-up Slurm takes the script and answers."""
+    cluster(f"cp $1 {tmp_path}/taken; echo job 71")
     file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
     done = feddg("sweep", file, "--engine", "slurm", "--jobs", "64")
     assert done.code == 0, done.err
-    assert "71_0, 71_1;" in done.out
+    assert "2 jobs for the others: 71_0, 71_1;" in done.out
     assert "--array=0-1%2" in (tmp_path / "taken").read_text()
+
+
+def test_what_sbatch_refuses_is_refused(feddg, tmp_path, cluster):
+    cluster("echo sbatch: error: Invalid --time specification >&2; exit 1")
+    done = feddg("sweep", write(tmp_path / "s.yaml", {}), *SLURM[:-1], "soon")
+    assert done.code == 2
+    reason, refused = done.err.strip().splitlines()[-2:]
+    assert reason == "sbatch: error: Invalid --time specification"
+    assert "sbatch refused the jobs" in refused
 
 
 @pytest.mark.nightly
