@@ -66,7 +66,7 @@ def simulated(
 
 
 @pytest.mark.parametrize("deviation", [0, 2, 4])
-@pytest.mark.parametrize(("scenarios", "seeds"), [(3, 1), (4, 3), (4, 5), (12, 3)])
+@pytest.mark.parametrize(("scenarios", "seeds"), [(3, 3), (4, 3), (4, 5), (12, 3)])
 def test_nothing_is_called_better_more_often_than_the_level(
     scenarios: int, seeds: int, deviation: float
 ) -> None:
@@ -134,11 +134,26 @@ def test_the_interval_by_hand() -> None:
 
 
 def test_seeds_are_no_degrees_of_freedom() -> None:
-    """Three scenarios give the same result with 1 and with 100 equal seeds."""
-    one, many = sample([[1], [2], [3]]), sample([[1] * 100, [2] * 100, [3] * 100])
+    """Three scenarios give the same result with 3 and with 100 equal seeds."""
+    few, many = (sample([[1] * count, [2] * count, [3] * count]) for count in (3, 100))
     zero = dict.fromkeys(many, 0.0)
-    assert compare(many, zero).p_value == pytest.approx(compare(one, zero).p_value)
-    assert compare(many, zero).difference.low == pytest.approx(compare(one, zero).difference.low)
+    assert compare(many, zero).p_value == pytest.approx(compare(few, zero).p_value)
+    assert compare(many, zero).difference.low == pytest.approx(compare(few, zero).difference.low)
+
+
+@pytest.mark.parametrize("seeds", range(1, 5))
+def test_a_test_needs_three_seeds_of_every_scenario_and_an_interval_one(seeds: int) -> None:
+    good = sample([[8.0] * 4, [8.1] * 4, [8.2] * 4, [8.3] * seeds])
+    poor = dict.fromkeys(good, 1.0)
+    found = compare(good, poor)
+    assert found.difference.low > 6
+    assert found.wins == 4
+    assert math.isnan(found.p_value) == (seeds < 3)
+    assert best_rows([poor, good], units(4)) == ((1, None) if seeds > 2 else (None, None))
+    assert compare(good, poor, seeds=1).p_value < 1e-4
+    (alone, other) = simultaneous([found, found])  # intervals are corrected in any case
+    assert alone == other
+    assert alone.difference.low < found.difference.low
 
 
 def test_one_scenario_in_several_columns_is_one() -> None:
@@ -223,10 +238,10 @@ def test_holm_leaves_what_was_not_tested_out() -> None:
 
 
 def test_best_and_second_need_three_scenarios_and_a_test() -> None:
-    good = sample([[3.0, 3.1], [3.1, 3.0], [3.2, 3.0]])
-    fair = sample([[2.0, 2.2], [2.1, 2.0], [2.1, 2.1]])
-    poor = sample([[1.0, 1.1], [1.0, 1.0], [1.2, 1.0]])
-    wild = sample([[9.0, 0.0], [0.0, 3.0], [1.0, 2.0]])
+    good = sample([[3.0, 3.1, 3.1], [3.1, 3.0, 3.0], [3.2, 3.0, 3.1]])
+    fair = sample([[2.0, 2.2, 2.1], [2.1, 2.0, 2.0], [2.1, 2.1, 2.1]])
+    poor = sample([[1.0, 1.1, 1.1], [1.0, 1.0, 1.0], [1.2, 1.0, 1.1]])
+    wild = sample([[9.0, 0.0, 4.5], [0.0, 3.0, 1.5], [1.0, 2.0, 1.5]])
     three = units(3)
     assert best_rows([fair, good, poor], three) == (1, 0)
     assert best_rows([fair, good, poor], three, lower_is_better=True) == (2, 0)
@@ -242,8 +257,9 @@ def test_a_row_that_is_worse_on_the_shared_seeds_is_not_the_best() -> None:
     """Its other seeds are easy, so its mean is the highest."""
     rng = np.random.default_rng(4)
     base = rng.normal(0, 1, (4, 1))
-    easy = sample(np.hstack([base, base + 40, base + 40]) + rng.normal(0, 0.01, (4, 3)))
-    other = sample(base + 5)
+    shared, easier = [base] * 3, [base + 40] * 6
+    easy = sample(np.hstack([*shared, *easier]) + rng.normal(0, 0.01, (4, 9)))
+    other = sample(np.hstack([base + 5] * 3))
     assert compare(easy, other).p_value < 1e-4
     assert best_rows([easy, other], units(4)) == (None, None)
 
@@ -251,8 +267,8 @@ def test_a_row_that_is_worse_on_the_shared_seeds_is_not_the_best() -> None:
 def test_many_rows_make_a_mark_harder() -> None:
     rng = np.random.default_rng(1)
     base = rng.normal(0, 0.6, (4, 1))
-    good = sample(base + 1 + rng.normal(0, 0.02, (4, 2)))
-    rows = [sample(rng.normal(0, 0.5, (4, 2))) for _ in range(12)]
+    good = sample(base + 1 + rng.normal(0, 0.02, (4, 3)))
+    rows = [sample(rng.normal(0, 0.6, (4, 3))) for _ in range(12)]
     tests = [compare(good, row).p_value for row in rows]
     single = [row for row, p in zip(rows, tests, strict=True) if p < 0.05]
     assert best_rows([good, single[0]], units(4))[0] == 0

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from feddg_bench.records.published import published_number, published_numbers
 from feddg_bench.records.record import RunRecord, TunedRecord
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, read_runs
+from feddg_bench.records.statistics import FEWEST
 from feddg_bench.records.store import ResultsStore
 from tests.fabricate_records import in_frame, record, save
 from tests.helpers import SCENARIOS, entry, make_record, measured, refused
@@ -214,8 +215,6 @@ def test_mean_deviation_worst_and_comparison(add: Add, tmp_path: Path) -> None:
     assert found["PARDON", "test w/t/l"]["text"] == "2/0/0"
     assert float(found["PARDON", "test difference"]["value"]) == pytest.approx(10.25)
     assert found["PARDON", "test difference"]["low"] == ""  # two scenarios
-    assert found["PARDON", "test p"]["value"] == ""
-    assert found["FedAvg", "test p"]["text"] == "reference"
     assert float(found["PARDON", "test P(better)"]["value"]) == pytest.approx(
         (0.875 + 0.75) / 2, abs=0.005
     )
@@ -233,7 +232,7 @@ def test_a_number_that_rounds_to_zero_has_no_minus(add: Add, tmp_path: Path) -> 
 
 
 def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None:
-    for seed in (0, 1):
+    for seed in (0, 1, 2):
         for step, scenario in enumerate(SCENARIOS):
             base = 0.3 + 0.1 * step + 0.05 * seed
             add("fedavg", scenario, seed, (base,))
@@ -251,29 +250,72 @@ def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None
     assert found["PARDON", "test P(better)"]["text"] == "1.00 [1.00, 1.00]"
     assert {c["mark"] for key, c in found.items() if key[1] == "test Poster"} == {""}
     text = markdown(grid)
-    assert re.search(r"\*\*67.35 ± 3.54\*\*", text)
-    assert re.search(r"<u>57.65 ± 3.54</u>", text)
-    assert any(
-        "of 4 scenarios" in part and "similar scenarios" in part for part in grid.definitions
-    )
+    assert re.search(r"\*\*69.85 ± 5.00\*\*", text)
+    assert re.search(r"<u>60.15 ± 5.00</u>", text)
+    assert any("of 4 scenarios" in part and "not new seeds" in part for part in grid.definitions)
     add("moon", "oc-i-p", 0, (0.9,))
     again = cells(generic(tmp_path))
     assert again["PARDON", "test mean"]["mark"] == "best"  # moon has no mean
     assert again["MOON", "test Poster"]["footnotes"] == "over seed 0 alone"
 
 
-def test_one_seed_is_enough_for_a_test_over_scenarios_and_two_scenarios_are_not(
-    add: Add, tmp_path: Path
-) -> None:
+def test_two_scenarios_are_not_enough_for_a_test(add: Add, tmp_path: Path) -> None:
     for step, scenario in enumerate(SCENARIOS):
         if step == 2:
             grid = generic(tmp_path)
             assert {cell["mark"] for cell in cells(grid).values()} == {""}
             assert cells(grid)["PARDON", "test p"]["value"] == ""
             assert any("No row is marked as best" in part for part in grid.definitions)
-        add("fedavg", scenario, 0, (0.1,))
-        add("pardon", scenario, 0, (0.8 + step / 100,))
+        for seed in range(3):
+            add("fedavg", scenario, seed, (0.1,))
+            add("pardon", scenario, seed, (0.8 + step / 100,))
     assert cells(generic(tmp_path))["PARDON", "test mean"]["mark"] == "best"
+
+
+def test_two_seeds_are_not_enough_for_a_test_and_one_line_says_so(add: Add, tmp_path: Path) -> None:
+    why = f"no test, as it needs at least {FEWEST} seeds"
+    runs = []
+    for seed in range(3):
+        for step, scenario in enumerate(SCENARIOS):
+            runs.append(add("fedavg", scenario, seed, (0.1,)))
+            runs.append(add("pardon", scenario, seed, (0.8 + step / 100,)))
+        few, grid, printed = seed < 2, generic(tmp_path), compared(runs)
+        marks = {cell["mark"] for cell in cells(grid).values()}
+        assert marks == ({""} if few else {"", "best"})
+        heads = [column.head for column in grid.columns]
+        assert ("p" in heads, "difference" in heads) == (not few, True)
+        assert (why in grid.caption) == (why in printed.caption) == few
+        assert any(part.lower().startswith(why) for part in grid.definitions) == few
+        assert any("p of a two-sided t-test" in part for part in grid.definitions) != few
+        gap, p_value = (entry for entry in printed.lines[1].entries[-2:])
+        assert gap is not None
+        assert gap.text.endswith("]") == few
+        assert (p_value is None) == few
+        assert "Recipe quick is for first runs, not for conclusions." in printed.caption
+    found = cells(grid)
+    assert found["PARDON", "test p"]["footnotes"] == ""
+    for place, scenario in enumerate(SCENARIOS):
+        for seed in range(3 if place else 1):
+            add("ccst", scenario, seed, (0.2,))
+    assert cells(generic(tmp_path))["CCST", "test p"]["footnotes"] == why
+
+
+def test_a_row_at_another_learning_rate_than_the_reference_says_so(
+    add: Add, tmp_path: Path
+) -> None:
+    rates = {"fedavg": 0.008, "fedccrl": 0.004, "fedadg": 0.008, "scaffold": 0.1}
+    for method, rate in rates.items():
+        add(method, "oc-i-p", train__lr=rate)
+    grid = generic(tmp_path)
+    apart = {
+        x.label: [note for note in x.footnotes if note.startswith("at lr")] for x in grid.lines
+    }
+    assert apart == {
+        "FedAvg": [],
+        "FedADG": [],
+        "FedCCRL": ["at lr=0.004, FedAvg at lr=0.008"],
+        "SCAFFOLD": ["at lr=0.1, FedAvg at lr=0.008"],
+    }
 
 
 def test_definitions_describe_a_bootstrap_over_seeds_only_if_there_are_several(
@@ -298,13 +340,13 @@ def test_generic_tables_are_ranked_and_narrow(add: Add, tmp_path: Path) -> None:
     assert [line.label for line in grid.lines] == ["PARDON", "CCST", "FedAvg", "AgrSum", "MOON"]
     shown = grid.blocks(lambda block: len(block) <= 8)
     assert [grid.columns[n].head for block in shown for n in block] == [
-        *("Chalk", "Ink", "Outline", "Poster", "mean", "difference", "p"),
+        *("Chalk", "Ink", "Outline", "Poster", "mean", "difference"),
     ]
     details = grid.blocks(lambda block: len(block) <= 8, details=True)
     assert {n for block in (*shown, *details) for n in block} == set(range(len(grid.columns)))
     assert all(len({grid.columns[n].group for n in block}) == 1 for block in details)
     heads = [line for line in markdown(grid).splitlines() if line.startswith("||")]
-    assert heads == ["||Chalk|Ink|Outline|Poster|mean|difference|p|"]
+    assert heads == ["||Chalk|Ink|Outline|Poster|mean|difference|"]
     assert notes_text(grid).count("\n||") == len(details)
 
 
@@ -343,10 +385,10 @@ def test_p_values_are_corrected_for_the_rows_and_come_with_what_a_test_detects(
     add: Add, tmp_path: Path
 ) -> None:
     gaps = {"pardon": (0.1, 0.12, 0.14, 0.2), "moon": (0.02, -0.01, 0.03, 0.0)}
-    for step, scenario in enumerate(SCENARIOS):
-        add("fedavg", scenario, test=(0.5,))
+    for (step, scenario), seed in product(enumerate(SCENARIOS), range(3)):
+        add("fedavg", scenario, seed, test=(0.5,))
         for method, gap in gaps.items():
-            add(method, scenario, test=(0.5 + gap[step],))
+            add(method, scenario, seed, test=(0.5 + gap[step],))
     grid = generic(tmp_path)
     found = cells(grid)
     for method, factor in (("PARDON", 2), ("MOON", 1)):  # Holm doubles the smaller one
@@ -357,7 +399,9 @@ def test_p_values_are_corrected_for_the_rows_and_come_with_what_a_test_detects(
         assert float(found[method, "test detects"]["value"]) == pytest.approx(detects, rel=1e-4)
     caption = " ".join(grid.definitions)
     assert "after Holm's correction for the rows" in caption
-    assert "detects: the smallest true difference that this test detects with 80 % power" in caption
+    assert (
+        "detects: the smallest true difference that such a test detects with 80 % power" in caption
+    )
 
 
 def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_run(
@@ -365,9 +409,12 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
 ) -> None:
     """MOON's uncorrected p-value is 0.043."""
     gaps = {"pardon": (0.1, 0.12, 0.14, 0.2), "moon": (0.01, 0.06, 0.03, 0.05), "fpl": (0,) * 4}
-    runs = [add("fedavg", scenario, test=(0.5,)) for scenario in SCENARIOS]
-    for method, gap in gaps.items():
-        runs += [add(method, s, test=(0.5 + d,)) for s, d in zip(SCENARIOS, gap, strict=True)]
+    runs = []
+    for seed in range(3):
+        runs += [add("fedavg", scenario, seed, (0.5,)) for scenario in SCENARIOS]
+        for method, gap in gaps.items():
+            pairs = zip(SCENARIOS, gap, strict=True)
+            runs += [add(method, scenario, seed, (0.5 + d,)) for scenario, d in pairs]
     chosen = TunedRecord(trials=4, settings={"train.lr": 0.1})
     runs = [r.model_copy(update={"tuned": chosen}) if r.method == "moon" else r for r in runs]
     made = compared(runs)
@@ -428,7 +475,7 @@ def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(
     assert float(above["FPL"]["value"]) == pytest.approx(5)
     assert above["FedSR"]["value"] == ""
     assert found["FedAvg", "test at equal id_test"]["text"] == "reference"
-    assert "|mean|id\\_test mean|difference|p|" in markdown(grid)
+    assert "|mean|id\\_test mean|difference|at equal id\\_test|" in markdown(grid)
     assert "at equal id\\_test: the mean minus" in notes_text(grid)
 
 
@@ -457,7 +504,7 @@ def test_where_a_run_collapses_the_iqm_leads_and_the_test_is_doubted(
     found = cells(grid)
     assert float(found["MOON", "test mean"]["value"]) < 51  # FedAvg's
     assert "does not hold where runs collapse" in found["MOON", "test p"]["footnotes"]
-    assert "finds too little" in found["FPL", "test p"]["footnotes"]
+    assert "low power" in found["FPL", "test p"]["footnotes"]
 
 
 def test_a_row_whose_model_predicts_one_class_says_so(add: Add, tmp_path: Path) -> None:
@@ -529,7 +576,7 @@ def test_rows_with_the_same_numbers_are_said_to_be_the_same(add: Add, tmp_path: 
         add("fedbn", scenario, test=(0.4,), federation__bn="local")
         add("moon", scenario, test=(0.4,) if scenario == PAIR[0] else (0.5,))
     table = generic(tmp_path)
-    same = "the numbers of FedAvg in every run, as it must where the network has no batch "
+    same = "identical to FedAvg: the network has no batch "
     assert footnotes(table) == {"FedAvg": [], "MOON": [], "FedBN": [f"{same}normalisation"]}
     found = cells(table)
     assert found["FedBN", "test difference"]["value"] == "0"
@@ -917,9 +964,8 @@ def test_a_number_of_clients_is_a_column_where_the_others_agree(add: Add, tmp_pa
 
 
 def test_wide_tables_are_cut_where_summaries_begin(add: Add, tmp_path: Path) -> None:
-    for scenario in SCENARIOS:
-        for method in ("fedavg", "moon"):
-            add(method, scenario)
+    for scenario, method, seed in product(SCENARIOS, ("fedavg", "moon"), range(3)):
+        add(method, scenario, seed)
     grid = generic(tmp_path)
     heads = lambda most: [  # noqa: E731
         [grid.columns[n].head for n in block] for block in grid.blocks(lambda b: len(b) <= most)

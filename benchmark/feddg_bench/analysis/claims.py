@@ -236,7 +236,8 @@ def _test(
     if not both:
         return None
     scenarios = {unit[1] for unit, _ in both}
-    if len(scenarios) < FEWEST:  # then test over seeds, within these scenarios only
+    over_seeds = len(scenarios) < FEWEST  # the test is then valid for these scenarios only
+    if over_seeds:
         both = _complete(both)
         ours, their = _by_seed(ours, both), _by_seed(their, both)
     held = {unit[0] for unit, _ in both}
@@ -244,7 +245,8 @@ def _test(
     run = next(run for number in sorted(numbers) for run in mine.runs.get(number, ()))
     departs = bool(departures(run.settings, recipe, run.dataset, run.method))
     chosen = not departs and bool(own_choices(recipe, run.dataset))
-    compared = compare(ours, their, lower_is_better=description.lower_is_better)
+    lower, fewest = description.lower_is_better, 1 if over_seeds else FEWEST
+    compared = compare(ours, their, lower_is_better=lower, seeds=fewest)
     seeds = {seed for _, seed in both}
     alike = [gap for of, gap in gaps.items() if of <= held]
     whole = frozenset[int]().union(*(of for of in gaps if of <= held)) == held
@@ -355,7 +357,8 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
         "*Ours* is the mean difference with its 95 % interval (Student's t) over scenarios; with "
         f"fewer than {FEWEST} scenarios it is over seeds and valid for these scenarios only. *p* "
         "is corrected by Holm's procedure for all rows that the method is compared with in a "
-        f"recipe; a claim *holds*, or *does not hold*, if p < {LEVEL:g}. Intervals, *detects* and "
+        f"recipe; a claim *holds*, or *does not hold*, if p < {LEVEL:g}. With fewer than "
+        f"{FEWEST} seeds there is no p. Intervals, *detects* and "
         "*needs* are corrected by Bonferroni's, so that a method's intervals in a recipe hold all "
         "at once with 95 % confidence. Holm's procedure is less strict: the interval of a decided "
         "claim can contain 0. ‡: the two rows ran at different learning rates, selected on one "

@@ -250,7 +250,7 @@ def _scenarios(dataset: DomainDataset | type[DomainDataset]) -> dict[str, list[s
 def _all_recipes() -> list[dict[str, Any]]:
     recipes = {name: read_recipe(name) for name in recipe_names()}
     return [
-        {"name": name, "description": r.description, "datasets": sorted(r.datasets or ())}
+        {"name": name, "description": r.summary, "datasets": sorted(r.datasets or ())}
         for name, r in recipes.items()
     ]
 
@@ -285,7 +285,7 @@ def show_recipe_command(
         for name, frame in (content.datasets or {}).items()
         if frame is not None and frame.unpublished
     ]
-    _draw(content.description, ("for", "settings"), rows)
+    _draw(content.summary, ("for", "settings"), rows)
 
 
 # ------------------------------------------------------------------------------- settings

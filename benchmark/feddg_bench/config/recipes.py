@@ -16,6 +16,8 @@ from feddg_bench.config.schema import Section
 READINGS = ("published", "corrected")
 """Under ``published``, a recipe's entry for a method sets the errors and shortcuts of the code
 behind a paper's tables; ``corrected`` leaves them out, for the papers' own formulas."""
+INCONCLUSIVE = "for first runs, not for conclusions"
+"""What is said of a recipe whose runs end before methods can be compared."""
 
 
 class _Frame(Section):
@@ -32,9 +34,15 @@ class _Recipe(Section):
     """A recipe file: settings for all data sets, and those for single data sets or methods."""
 
     description: str = ""
+    conclusive: bool = True  # whether its runs are trained far enough to compare methods
     settings: dict[str, Any] | None = None
     datasets: dict[str, _Frame | None] | None = None
     methods: dict[str, dict[str, Any] | None] | None = None
+
+    @property
+    def summary(self) -> str:
+        """Its description, and what it is not for."""
+        return self.description + ("" if self.conclusive else f"; {INCONCLUSIVE}")
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -57,6 +65,11 @@ def read_recipe(recipe: str) -> _Recipe:
             f"recipes by their names: rename the file, such as to my-{path.name}"
         )
     return _shipped(path) if recipe == path.stem else _read(path)
+
+
+def conclusive(recipe: str) -> bool:
+    """Return whether a shipped recipe's runs are trained far enough to compare methods."""
+    return recipe not in recipe_names() or read_recipe(recipe).conclusive
 
 
 def _read(path: Path) -> _Recipe:

@@ -74,7 +74,8 @@ class Comparison:
 
     difference: Estimate  # mean over scenarios of the mean differences (row - other) over seeds
     # Two-sided, by Student's t-test that the scenarios' mean differences have mean 0; NaN for fewer
-    # than `FEWEST` scenarios, as is the detectable difference (see `detectable`).
+    # than `FEWEST` scenarios, as is the detectable difference (see `detectable`), and for fewer
+    # seeds of any of them: the scenarios share a seed's luck.
     p_value: float
     detectable: float
     wins: int  # scenarios in which the row is better on average
@@ -135,17 +136,26 @@ def by_scenario(sample: Sample) -> dict[str, _Values]:
 
 
 def compare(
-    row: Sample, other: Sample, *, lower_is_better: bool = False, tie: float = TIE
+    row: Sample,
+    other: Sample,
+    *,
+    lower_is_better: bool = False,
+    tie: float = TIE,
+    seeds: int = FEWEST,
 ) -> Comparison:
-    """Compare two rows over their common scenarios; differences below ``tie`` are ties."""
-    means = _differences(row, other)
-    if not len(means):
+    """Compare two rows over their common scenarios.
+
+    Differences below ``tie`` are ties; ``seeds`` of each scenario are needed for a p-value.
+    """
+    groups = _differences(row, other)
+    if not groups:
         return Comparison(Estimate(NAN), NAN, NAN, 0, 0, 0)
+    means = _means(groups)
     better = -means if lower_is_better else means
     wins, losses = int((better >= tie).sum()), int((better <= -tie).sum())
     return Comparison(
         t_interval(means),
-        t_test(means),
+        _tested(groups, seeds),
         detectable(means),
         wins,
         len(means) - wins - losses,
@@ -153,10 +163,21 @@ def compare(
     )
 
 
-def _differences(row: Sample, other: Sample) -> _Values:
-    """Return each scenario's mean difference between two rows, [common scenarios]."""
+def _differences(row: Sample, other: Sample) -> list[_Values]:
+    """Return the differences between two rows in each common scenario, by seed."""
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
-    return np.array([group.mean() for group in by_scenario(gaps).values()])
+    return list(by_scenario(gaps).values())
+
+
+def _means(groups: Sequence[_Values]) -> _Values:
+    return np.array([group.mean() for group in groups])
+
+
+def _tested(groups: Sequence[_Values], seeds: int = FEWEST) -> float:
+    """Return the p-value of `t_test` over scenarios; NaN if one has fewer than ``seeds``."""
+    if min(map(len, groups), default=0) < seeds:
+        return NAN
+    return t_test(_means(groups))
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -174,13 +195,13 @@ def simultaneous(comparisons: Sequence[Comparison]) -> list[Comparison]:
     least as much as Bonferroni's correction: it can reject a difference of 0 that the interval
     contains.
     """
-    tested = sum(not math.isnan(one.p_value) for one in comparisons)
+    tested = sum(not math.isnan(one.difference.low) for one in comparisons)
     return [_widened(one, tested) for one in corrected(comparisons)]
 
 
 def _widened(comparison: Comparison, together: int) -> Comparison:
     """Return a comparison whose interval and detectable difference are corrected."""
-    if together < 2 or math.isnan(comparison.p_value):
+    if together < 2 or math.isnan(comparison.difference.low):
         return comparison
     n, mean = comparison.scenarios, comparison.difference.value
     half = (comparison.difference.high - mean) * _quantile(n, together) / _quantile(n)
@@ -382,8 +403,8 @@ def best_rows(
 
     The best is better than every other row, the second than every row but the best: t-tests over
     the common scenarios and seeds of two rows, p < `LEVEL` after Holm's correction. There is no
-    best among fewer than two rows or over fewer than `FEWEST` scenarios, and no second without a
-    best. Only seeds that have all ``units`` count for the order.
+    best among fewer than two rows or over fewer than `FEWEST` scenarios or seeds, and no second
+    without a best. Only seeds that have all ``units`` count for the order.
     """
     wanted = set(units)
     if len({scenario for _, scenario in wanted}) < FEWEST:
@@ -401,9 +422,9 @@ def best_rows(
         sign = -1 if lower_is_better else 1
         p_values = []
         for other in others:  # the closest first: it usually decides
-            means = _differences(kept[number], kept[other])
-            p_values.append(t_test(means))
-            if not (p_values[-1] < LEVEL and sign * means.mean() > 0):
+            groups = _differences(kept[number], kept[other])
+            p_values.append(_tested(groups))
+            if not (p_values[-1] < LEVEL and sign * _means(groups).mean() > 0):
                 return False
         return bool(p_values) and max(holm(p_values)) < LEVEL
 

@@ -33,6 +33,7 @@ from feddg_bench.records.rules import CHOOSING, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
     COLLAPSE,
+    FEWEST,
     TIE,
     Comparison,
     Estimate,
@@ -100,13 +101,14 @@ def build(
     cells = [_marked(sheet, column, bold, list(_cells(sheet, column, missing))) for column in shown]
     mixed = {} if variants else captions.mixed(description, rows)
     equal, by_one_run = captions.equal_rows(rows), captions.by_one_run(rows)[0]
+    rates = captions.other_rates(description, rows, sheet.reference)
     elsewhere: dict[str, str] = {}
     lines: list[Line] = []
     for place, row in enumerate(rows):
         facts = {"method": row.method}
         if row.where is not None:
             said = [f"with {mixed[row]}"] if row in mixed else []
-            said += [own[row] for own in (equal, by_one_run) if row in own]
+            said += [own[row] for own in (equal, rates, by_one_run) if row in own]
             said += caveats(row.members, sheet.accuracy(row))
             of_runs = {
                 "recipe": "; ".join(sorted({run.recipe for run in row.members})),
@@ -355,14 +357,15 @@ def _compared(
         return Entry(None, f"{found.wins}/{found.ties}/{found.losses}", keys=keys)
     if kind == "p_value":
         if math.isnan(found.p_value):
-            return Entry(None, p_text(found.p_value), keys=keys)
+            few = (captions.UNTESTED,) if found.scenarios >= FEWEST else ()
+            return Entry(None, p_text(found.p_value), keys=keys, footnotes=few)
         doubts: tuple[str, ...] = ()
         if row in sheet.collapsed:
             doubts = ("a t-test of means does not hold where runs collapse",)
         elif is_blind(mine, theirs):
             doubts = (
-                "the seeds of one scenario scatter far more than those of the others, so that this "
-                "test finds too little",
+                "the seeds of one scenario scatter far more than those of the others, so this test "
+                "has low power",
             )
         return Entry(found.p_value, p_text(found.p_value), keys=keys, footnotes=doubts)
     if kind == "detectable":

@@ -61,15 +61,17 @@ _MORE = (
     ("train.lr", "lr {}"),
     ("federation.bn", "batch normalisation {}"),
 )
+_RATE = "train.lr"
 _MANY = 8
 """Maximum number of differences listed; the rest are only counted."""
 
 TESTED = (
     "bold: significantly better than every other row; underlined: than every row except the bold "
     "one; by two-sided t-tests over the mean differences of {} scenarios, with p < 0.05 against "
-    "each row after Holm's correction; this generalises to similar scenarios"
+    "each row after Holm's correction; the tests concern scenarios like these, not new seeds"
 )
 _FEW = f"no row is marked as best, since the test over scenarios needs at least {FEWEST} scenarios"
+UNTESTED = f"no test, as it needs at least {FEWEST} seeds"
 SUMMARIES = {
     "id_test": "mean on id_test: the same runs on held-out images of the training domains",
     "worst": "worst: the smallest value among the columns of a group, for each seed",
@@ -79,10 +81,10 @@ SUMMARIES = {
 _AGAINST = {
     "wins": "wins/ties/losses by scenario",
     "difference": "mean difference with its 95 % interval (Student's t over scenarios' mean "
-    "differences), which generalises to similar scenarios",
+    "differences), which describes scenarios like these, not new seeds",
     "p_value": "p of a two-sided t-test over scenarios' mean differences, after Holm's correction "
     "for the rows",
-    "detectable": "detects: the smallest true difference that this test detects with 80 % power",
+    "detectable": "detects: the smallest true difference that such a test detects with 80 % power",
     "excess": "at equal id_test: the mean minus the mean predicted for {0} at the row's id_test, "
     "by the slope of {0}'s evaluated rounds on a logit scale, with a 95 % jackknife interval over "
     "scenarios; none if id_test differs by more than over those rounds",
@@ -127,6 +129,7 @@ def caption(
         [seeds_text(seeds), *(RULE_SENTENCES[r].format(metric=_key(runs)) for r in rules)]
     )
     said += f"; {words}" if (words := by_one_run(rows)[1]) else ""
+    said += f"; {UNTESTED}" * (len(rows) > 1 and few_seeds(seeds))
     datasets, protocols, recipes, scenarios = (
         sorted({getattr(run, name) for run in runs})
         for name in ("dataset", "protocol", "recipe", "scenario")
@@ -177,8 +180,10 @@ def definitions(
             for (column, scenario), _ in row.sample:
                 scenarios.setdefault((number, columns[column].group), set()).add(scenario)
         tested = max(map(len, scenarios.values()))
-        said.append(TESTED.format(tested) if tested >= FEWEST else _FEW)
+        several = UNTESTED if few_seeds(seeds) else TESTED.format(tested)
+        said.append(several if tested >= FEWEST else _FEW)
     kinds = {kind for group in description.groups for kind in group.summaries}
+    kinds -= {"p_value"} if few_seeds(seeds) else set()
     intervals = _INTERVALS if len(seeds) > 1 else {}
     against = [words + intervals.get(kind, "") for kind, words in _AGAINST.items() if kind in kinds]
     if reference is not None and against:
@@ -397,9 +402,44 @@ def equal_rows(rows: Sequence[Row]) -> dict[Row, str]:
         first = found.setdefault(numbers, row)
         if numbers and first is not row:
             bn = {run.get("federation.bn") for run in (*first.members, *row.members)}
-            why = ", as it must where the network has no batch normalisation" * (len(bn) > 1)
-            said[row] = f"the numbers of {first.label} in every run{why}"
+            why = ": the network has no batch normalisation" if len(bn) > 1 else " in every run"
+            said[row] = f"identical to {first.label}{why}"
     return said
+
+
+def other_rates(
+    description: Description, rows: Sequence[Row], reference: Row | None
+) -> dict[Row, str]:
+    """Return a footnote for each row whose learning rate is not that of the reference.
+
+    There is none where columns vary the rate, or the row's label names it.
+    """
+    if reference is None or _RATE in varied_keys(description):
+        return {}
+    theirs, said = _rates(reference), {}
+    for row in rows:
+        apart = row.variant.differences if row.variant else {}
+        for dataset, rates in _rates(row).items():
+            if theirs.get(dataset, rates) != rates and _RATE not in {*apart, *(row.where or {})}:
+                said[row] = f"at {_rate(rates)}, {reference.label} at {_rate(theirs[dataset])}"
+    return said
+
+
+def _rates(row: Row) -> dict[str, set[float]]:
+    """Return the learning rates of a row's runs by data set."""
+    found: dict[str, set[float]] = {}
+    for run in row.members:
+        found.setdefault(run.dataset, set()).add(run.get(_RATE))
+    return found
+
+
+def _rate(values: Collection[float]) -> str:
+    return f"lr={' and '.join(setting_text(value) for value in sorted(values))}"
+
+
+def few_seeds(seeds: Collection[int]) -> bool:
+    """Return whether there are seeds, but too few for a test."""
+    return 0 < len(seeds) < FEWEST
 
 
 def seeds_text(seeds: Iterable[int]) -> str:

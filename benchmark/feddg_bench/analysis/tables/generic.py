@@ -305,6 +305,8 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
             kinds = [kind for kind in kinds if against or kind not in COMPARED]
             tested = ("detectable", "excess")
             kinds = [kind for kind in kinds if len(columns) >= FEWEST or kind not in tested]
+            if len({run.seed for run in runs}) < FEWEST:
+                kinds = [kind for kind in kinds if kind != "p_value"]
         groups.append(
             GroupSpec(
                 head=part,

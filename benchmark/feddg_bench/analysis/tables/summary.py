@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from feddg_bench.analysis.tables.captions import UNTESTED
 from feddg_bench.analysis.tables.caveats import classes
 from feddg_bench.analysis.tables.columns import Column, Kind, MeasuredColumn
 from feddg_bench.analysis.tables.describe import RECIPES, ColumnSpec
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.setups import departures
 from feddg_bench.common.titles import backbone_title
+from feddg_bench.config.recipes import INCONCLUSIVE, conclusive
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.records.metrics import Metric, find_metric
@@ -71,7 +73,9 @@ def compared(records: Sequence[RunRecord]) -> Grid:
     over = f"mean over {scenarios} scenarios" if scenarios > 1 else first.scenario.name
     said = f"minus {method_title(first.method)}: difference over test"
     if scenarios >= FEWEST:
-        said += ", 95 % interval of a t-test over the scenarios; * p < 0.05 after Holm's correction"
+        said += ", 95 % interval over the scenarios"
+        tested = any(not math.isnan(gap.p_value) for gap in gaps.values())
+        said += "; * p < 0.05 after Holm's correction" if tested else f"; {UNTESTED}"
     by_one_run = [
         method_title(m)
         for m, runs in groups.items()
@@ -260,6 +264,7 @@ def _caption(records: Sequence[RunRecord], sources: Sequence[str], *, keys: bool
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
         *dict.fromkeys(f"privacy: {r.privacy.words()}" for r in records if r.privacy),
         *_collapsed(records),
+        *([] if conclusive(first.recipe) else [f"recipe {first.recipe} is {INCONCLUSIVE}"]),
     ]
     if keys:
         parts.append(f"run keys {' '.join(record.key for record in records)}")
