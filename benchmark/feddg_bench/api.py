@@ -14,9 +14,9 @@ from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.runs.request import Request, Words, check_runs
 
-logger = logging.getLogger(__name__)
-
 if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
+
     from feddg_bench.analysis.tables.make import MadeTable
     from feddg_bench.records.record import RunRecord
     from feddg_bench.runs.observer import Observer
@@ -38,6 +38,7 @@ def run(
     again: bool = False,
     quiet: bool = False,
     observers: Sequence[Observer] = (),
+    logger: str | Logger | Sequence[str | Logger] = (),
     **resources: Any,
 ) -> list[RunRecord]:
     """Execute the runs that are not recorded yet, and return the records of all runs.
@@ -60,6 +61,8 @@ def run(
         again: Repeat recorded runs; old records are set aside.
         quiet: Show no progress.
         observers: Additional observers of the runs (`feddg_bench.Observer`).
+        logger: Names of loggers, ``csv``, ``tensorboard`` or ``mlflow``, whose logs are under
+            ``logs`` in ``results``. Or objects of Lightning's loggers, for a call of one run.
         resources: Fields of `feddg_bench.Resources`, such as ``data_root`` or ``workers``.
 
     Raises:
@@ -75,7 +78,13 @@ def run(
         if not isinstance(switch, bool):
             raise SettingsError(f"{name}: {switch!r} cannot be read; expected True or False")
     kept = read_names("model to keep", keep, KEEP)
-    where = validate(Resources, {"workers": 1, **resources, "results": results})
+    from feddg_bench.tracking.loggers import Loggers, check_own
+
+    loggers = [logger] if isinstance(logger, str) or not isinstance(logger, Iterable) else logger
+    named = ",".join(one for one in loggers if isinstance(one, str)) or None
+    own = [check_own(one) for one in loggers if not isinstance(one, str)]
+    fixed = {"results": results, "logger": named}
+    where = validate(Resources, {"workers": 1, **resources, **fixed})
     request = Request(
         *(method, protocol, dataset, scenario, recipe, seeds, settings or {}, where),
         readings,
@@ -91,7 +100,13 @@ def run(
                 f"feddg_bench.Observer, as in observers=[Mine()]"
             )
     plans = request.plan(check=False)
-    check_runs(request.to_do(plans, kept, again=again))
+    to_do = request.to_do(plans, kept, again=again)
+    if own and len(to_do) > 1:
+        raise SettingsError(
+            f"a logger object holds one run, and {len(to_do)} are to do: give names, as in "
+            f"logger='csv', or call run once for each"
+        )
+    check_runs(to_do)
 
     from feddg_bench.cli.display import ConsoleReport
     from feddg_bench.runs.driver import execute_all
@@ -99,8 +114,9 @@ def run(
 
     with ExitStack() as stack:
         shown = [] if quiet else [stack.enter_context(ConsoleReport(len(plans)))]
-        say = shown[0].say if shown else logger.warning
-        looking = (*shown, stack.enter_context(Tracker(where, say)), *looking_on)
+        say = shown[0].say if shown else logging.getLogger(__name__).warning
+        tracker = stack.enter_context(Tracker(where, say))
+        looking = (*shown, tracker, Loggers(where, say, own), *looking_on)
         return list(execute_all(plans, where, *looking, keep=kept, again=again))
 
 

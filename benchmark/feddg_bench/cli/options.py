@@ -116,6 +116,10 @@ Portable = Annotated[
     bool | None,
     typer.Option("--portable", help="The same bits on every x86-64 CPU with AVX2; slower."),
 ]
+Logger = Annotated[
+    str | None,
+    typer.Option(help="Loggers of the runs, comma-separated: csv, tensorboard, mlflow."),
+]
 Wandb = Annotated[
     str, typer.Option(help="W&B tracking: online, offline (no account needed) or off.")
 ]
@@ -212,6 +216,7 @@ class Recording(Machine):
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Rounds between checkpoints; default: 30 seconds.")
     ] = None
+    logger: Logger = None
     wandb: Wandb = "off"
     wandb_project: WandbProject = "feddg-bench"
     engine: Engine = "processes"

@@ -211,13 +211,15 @@ def _run_all(
     from feddg_bench.analysis.tables.summary import compared, summary, summary_json
     from feddg_bench.cli.display import ConsoleReport, print_grid
     from feddg_bench.runs.driver import execute_all
+    from feddg_bench.tracking.loggers import Loggers
     from feddg_bench.tracking.tracker import Tracker
 
     store = open_results(resources.results)
     records: list[RunRecord] = []
     try:
         with ConsoleReport(len(plans)) as report, Tracker(resources, report.say) as tracker:
-            for record in execute_all(plans, resources, report, tracker, keep=keep, again=again):
+            observers = (report, tracker, Loggers(resources, report.say))
+            for record in execute_all(plans, resources, *observers, keep=keep, again=again):
                 records.append(record)  # noqa: PERF402 - their number tells which was stopped
     except RunInterruptedError as stop:
         key = plans[len(records)].key
@@ -226,6 +228,8 @@ def _run_all(
             where = f" --results {from_here(resources.results)}"
         if resources.threads != Resources().threads:
             where += f" --threads {resources.threads}"
+        if resources.logger:
+            where += f" --logger {','.join(resources.logger)}"
         if resources.wandb != "off":
             where += f" --wandb {resources.wandb} --wandb-project {resources.wandb_project}"
         if again:

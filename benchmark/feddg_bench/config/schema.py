@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -16,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import absolute
+from feddg_bench.config.reading import read_names
 
 MANY = 1_000_000
 """Upper bound of counts: rounds, clients, images in a batch."""
@@ -484,6 +486,8 @@ class RunSettings(Section):
         return self
 
 
+LOGGERS = {"csv": "lightning", "tensorboard": "tensorboard", "mlflow": "mlflow"}
+"""Name of a logger -> the package that it needs."""
 KEEP = ("last", "best")
 """Models that can be kept: of the last round, and of the best round on validation images."""
 
@@ -510,6 +514,8 @@ class Resources(Section):
     results: Path = Field(default_factory=lambda: absolute(Path("runs")))
     checkpoint_every: int | None = Field(None, ge=1, le=MANY)
     """Rounds between checkpoints; null writes one at most every 30 seconds."""
+    logger: tuple[str, ...] = ()
+    """Loggers of runs: ``csv``, ``tensorboard``, ``mlflow`` (`feddg_bench.tracking.loggers`)."""
     wandb: Literal["off", "offline", "online"] = "off"
     """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""
     wandb_project: str = Field("feddg-bench", min_length=1)
@@ -520,6 +526,21 @@ class Resources(Section):
         if value == "":  # as a path it would be the working folder
             raise ValueError("expected the name of a folder, not an empty text")
         return value
+
+    @field_validator("logger", mode="before")
+    @classmethod
+    def _loggers_are_installed(cls, value: Any) -> list[str]:
+        if isinstance(value, str) and "wandb" in value:
+            raise SettingsError("W&B has an option of its own: give --wandb offline or online")
+        names = [] if value is None else read_names("logger", value, LOGGERS)
+        for name in names:
+            spec = find_spec(LOGGERS[name])
+            if spec is None or spec.origin is None:  # no origin: a folder of logs
+                raise SettingsError(
+                    f"the logger {name} needs the package {LOGGERS[name]}, which is not "
+                    f"installed: pip install 'feddg-bench[{name}]'"
+                )
+        return names
 
     @field_validator("results", "data_root", "cache_dir")
     @classmethod

@@ -278,7 +278,7 @@ def _fixed(path: Path, command: Any) -> tuple[str, ...]:
     for word in words:
         if skip or word == _MACRO:
             skip = False
-        elif word.startswith("--wandb"):
+        elif word.startswith(("--wandb", "--logger")):
             skip = "=" not in word  # where numbers are sent does not change them
         elif word.startswith(("-", "$")) or "=" not in word:
             raise SettingsError(

@@ -38,6 +38,7 @@ from feddg_bench.runs.request import Datasets, Plan
 from feddg_bench.sweeps.jobs import Failures, Job
 from feddg_bench.sweeps.leases import Lease, Leases
 from feddg_bench.sweeps.search import Search
+from feddg_bench.tracking.loggers import Loggers
 from feddg_bench.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class SweepWorker:
         self.leases = Leases.of(resources.results)
         self.executor = SerialExecutor()
         self.datasets = Datasets(resources.data_root)
-        self.tracker = Tracker(resources, lambda text: tell("say", self.key, text))
+        say: Callable[[str], None] = lambda text: tell("say", self.key, text)  # noqa: E731
+        self.tracker = Tracker(resources, say)
+        self.loggers = Loggers(resources, say)
         self.key = ""
         self._data = RunData(resources.cache_dir)
 
@@ -128,9 +131,9 @@ class SweepWorker:
         self.key = job.key
         try:
             plan = self._plan(job)
-            report = _Report(job.key, lease, self.tell)
+            observers = (_Report(job.key, lease, self.tell), self.tracker, self.loggers)
             with self.tracker:
-                execute(plan, self._data, self.executor, self.resources, report, self.tracker)
+                execute(plan, self._data, self.executor, self.resources, *observers)
         except Exception as error:  # saved, and the other runs continue
             user = isinstance(error, FeddgError)
             sentence = str(error) if user else f"{type(error).__name__}: {error}"

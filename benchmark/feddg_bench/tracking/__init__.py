@@ -1,1 +1,1 @@
-"""Tracking of runs by W&B."""
+"""Tracking of runs: W&B in a process of its own, other loggers in this one."""

@@ -115,7 +115,7 @@ class Tracker(Observer):
             self._say("W&B's agent counts one run a call: only the first is tracked")
             return
         self._joined = True
-        name = f"{record.method} {record.dataset} {record.scenario.name} seed {record.seed}"
+        name = run_title(record)
         try:
             self._process = _Process(name, self._heard)
         except OSError as error:  # no memory or no process left
@@ -296,6 +296,11 @@ def _measured(evaluation: Evaluation) -> dict[str, float]:
             ):
                 values[f"{split}/{metric}"] = whole
     return values
+
+
+def run_title(record: RunRecord) -> str:
+    """Return a run's name for people."""
+    return f"{record.method} {record.dataset} {record.scenario.name} seed {record.seed}"
 
 
 def identity(record: RunRecord, name: str, project: str | None) -> dict[str, Any]:
