@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.config.layers import validate
+from feddg_bench.common.errors import SettingsError, short, unknown
+from feddg_bench.config.layers import dotted, dotted_keys, full_key, merge, read_settings, validate
+from feddg_bench.config.names import SYMBOLS, meant
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
-from feddg_bench.runs.request import Request, Words, check_runs
+from feddg_bench.runs.request import (
+    FLAGS,
+    NAMES,
+    SEEDS,
+    Request,
+    Words,
+    check_runs,
+    file_layer,
+    flag_layer,
+    one_of_seeds,
+)
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -29,7 +41,9 @@ def run(
     dataset: str = Request.dataset,
     scenario: Words | None = None,
     recipe: str | None = None,
-    seeds: str | int | Sequence[int] = Request.seeds,
+    seeds: str | int | Sequence[int] | None = None,
+    num_seeds: int | None = None,
+    config: str | Path | Sequence[str | Path] = (),
     settings: Mapping[str, Any] | None = None,
     readings: str = Request.readings,
     tuned: bool | str = Request.tuned,
@@ -39,7 +53,7 @@ def run(
     quiet: bool = False,
     observers: Sequence[Observer] = (),
     logger: str | Logger | Sequence[str | Logger] = (),
-    **resources: Any,
+    **more: Any,
 ) -> list[RunRecord]:
     """Execute the runs that are not recorded yet, and return the records of all runs.
 
@@ -50,7 +64,10 @@ def run(
         dataset: Name of a data set.
         scenario: One or several scenarios, ``all``, or ``None`` for the protocol's default.
         recipe: Name of a recipe or path of a YAML file; ``None`` for the data set's default.
-        seeds: Number of seeds, counted from 0; a list of seeds; or text such as ``"0-2"``.
+        seeds: Number of seeds, counted from 0; a list of seeds; or text such as ``"0-2"``. Seed 0
+            by default.
+        num_seeds: Number of seeds, counted from 0, in place of ``seeds``.
+        config: YAML files of settings; later ones take precedence, ``settings`` over all.
         settings: Settings by short, dotted or nested key, such as ``{"rounds": 1, "hyper.mu":
             0.1}``.
         readings: Variant of a paper's recipe: ``"published"`` or ``"corrected"`` (see `Request`).
@@ -63,17 +80,18 @@ def run(
         observers: Additional observers of the runs (`feddg_bench.Observer`).
         logger: Names of loggers, ``csv``, ``tensorboard`` or ``mlflow``, whose logs are under
             ``logs`` in ``results``. Or objects of Lightning's loggers, for a call of one run.
-        resources: Fields of `feddg_bench.Resources`, such as ``data_root`` or ``workers``.
+        more: Settings that have a flag on the command line: ``rounds``, ``per_round``,
+            ``clients``, ``heterogeneity``, ``split_csv`` and ``portable``; ``seed``, one seed; and
+            fields of `feddg_bench.Resources`, such as ``data_root`` or ``workers``.
 
     Raises:
         FeddgError: With a message of one sentence, if something is unknown, missing or unsuitable.
     """
-    for name in resources:
+    flags = {name: more.pop(name) for name in (*FLAGS, *SYMBOLS) if name in more}
+    of_seeds = {"seeds": seeds, "num_seeds": num_seeds, "seed": more.pop("seed", None)}
+    for name in more:
         if name not in Resources.model_fields:
-            raise SettingsError(
-                f"{unknown('argument of run', name, Resources.model_fields)}; what decides numbers "
-                f"goes into settings, as in settings={{'rounds': 1}}"
-            )
+            raise SettingsError(_no_argument(name, more[name]))
     for name, switch in (("again", again), ("quiet", quiet)):
         if not isinstance(switch, bool):
             raise SettingsError(f"{name}: {switch!r} cannot be read; expected True or False")
@@ -84,9 +102,11 @@ def run(
     named = ",".join(one for one in loggers if isinstance(one, str)) or None
     own = [check_own(one) for one in loggers if not isinstance(one, str)]
     fixed = {"results": results, "logger": named}
-    where = validate(Resources, {"workers": 1, **resources, **fixed})
+    where = validate(Resources, {"workers": 1, **more, **fixed})
+    chosen = _layers(config, flags, {} if settings is None else settings)
+    counted = one_of_seeds(of_seeds)
     request = Request(
-        *(method, protocol, dataset, scenario, recipe, seeds, settings or {}, where),
+        *(method, protocol, dataset, scenario, recipe, counted, chosen, where),
         readings,
         tuned,
     )
@@ -118,6 +138,48 @@ def run(
         tracker = stack.enter_context(Tracker(where, say))
         looking = (*shown, tracker, Loggers(where, say, own), *looking_on)
         return list(execute_all(plans, where, *looking, keep=kept, again=again))
+
+
+def _no_argument(name: str, value: Any) -> str:
+    """Return the error for an unknown argument of `run`."""
+    known = {*inspect.signature(run).parameters, "seed", *FLAGS, *Resources.model_fields} - {"more"}
+    other = meant(name, known)
+    if other is None:
+        with suppress(SettingsError):
+            key = meant(name, [*dotted_keys()]) or full_key(name)
+            return f"{name} is a setting: give it as settings={{{key!r}: {short(value)}}}"
+    return unknown("argument of run", name, known, other)
+
+
+def _layers(
+    config: str | Path | Sequence[str | Path],
+    flags: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """Return the settings of files, of arguments with the names of flags, and of ``settings``.
+
+    Raises:
+        SettingsError: If a file cannot be read or selects runs, or a setting is given twice.
+    """
+    paths = [config] if isinstance(config, str | Path) else config
+    if not isinstance(paths, Iterable) or not all(isinstance(p, str | Path) for p in paths):
+        raise SettingsError(f"config: {short(config)} cannot be read; expected paths of YAML files")
+    layers = []
+    for path in paths:
+        layer = file_layer(Path(path))
+        for name in {*NAMES, *SEEDS} & set(layer):
+            raise SettingsError(
+                f"settings file {path} has {name}, which is an argument in Python: take it out of "
+                f"the file and give {name}={short(layer[name])}"
+            )
+        layers.append(layer)
+    if not isinstance(settings, Mapping):
+        return settings  # `Request` refuses it
+    own = read_settings(settings)
+    named = merge(*(flag_layer(name, value) for name, value in flags.items()))
+    for key in sorted({*dotted(own)} & {*dotted(named)}):
+        raise SettingsError(f"setting {key} is given twice, by two names: leave one out")
+    return merge(*layers, named, own)
 
 
 def tables(

@@ -63,6 +63,33 @@ def test_spellings_of_one_scenario(protocol, select, expected):
     assert names(protocol, select) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("protocol", "select", "expected"),
+    [
+        ("ltdo", "sketch", "ac-p-s"),
+        ("ltdo", "Art Painting", "ps-c-a"),
+        ("ltdo", "S,ART_PAINTING,ac-p-s", "ac-p-s ps-c-a"),
+        ("lodo", "SKETCH,p", "pac-s acs-p"),
+    ],
+)
+def test_a_test_domain_stands_for_the_scenarios_of_the_default_set(protocol, select, expected):
+    assert names(protocol, select) == expected.split()
+
+
+def test_a_test_domain_stands_for_scenarios_that_are_offered_rather_than_the_default_set():
+    offered = scenarios("ltdo", CYCLE, LETTERS, "sketch", None, ["pa-c-s", "pc-a-s", "pc-s-a"])
+    assert [s.name for s in offered] == ["pc-a-s", "pa-c-s"]
+    offered = scenarios("ltdo", CYCLE, LETTERS, "sketch", None, ["ps-a-c"])
+    assert [s.name for s in offered] == ["ac-p-s"]
+
+
+def test_a_code_in_two_cases_is_no_domain_in_a_third():
+    letters = {"Photo": "p", "Print": "P", "art": "a", "sketch": "s"}
+    for select, domain in (("p", "Photo"), ("P", "Print"), ("PHOTO", "Photo"), ("A", "art")):
+        found = scenarios("ltdo", tuple(letters), letters, select)
+        assert [scenario.test for scenario in found] == [domain]
+
+
 def test_several_scenarios_keep_their_order_and_appear_once():
     assert names("ltdo", "ps-c-a, ac-p-s,ca-p-s") == ["ps-c-a", "ac-p-s"]
 
@@ -120,6 +147,8 @@ def test_several_published_splits_are_scenarios_by_name():
         ("fold-B", ("a",), None, "4 domains"),
     ]
     assert scenarios("wilds", "abcde", letters, "all", FOLDS) == found
+    assert scenarios("wilds", "abcde", letters, "D", FOLDS) == found
+    assert scenarios("wilds", "abcde", letters, "fold-B,D", FOLDS) == found[::-1]
     assert scenarios("wilds", "abcde", letters, "fold-B, fold-A,fold-B", FOLDS) == found[::-1]
     with refused(SettingsError, "unknown scenario 'fold-C'; did you mean 'fold-B'"):
         scenarios("wilds", "abcde", letters, "fold-B,fold-C", FOLDS)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+import feddg_bench as fb
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.config.keys import canonical_settings
 from feddg_bench.config.layers import load_layer, merge, parse_override, validate
@@ -29,7 +30,7 @@ from feddg_bench.data.partition import heterogeneous_counts, make_partition
 from feddg_bench.data.protocols import scenarios
 from feddg_bench.models.weights import load_tensors
 from feddg_bench.plugins import load_method
-from feddg_bench.runs.request import Request, read_seeds
+from feddg_bench.runs.request import NAMES, Request, read_seeds
 from tests.helpers import refused
 
 BASE = {"method": "fedavg", "scenario": "ip-o-c"}
@@ -180,7 +181,7 @@ FILES = [
     ("data: pacs", "setting data: 'pacs' is not valid: expected settings by name"),
     ("data.image_size: 8\ndata: 5", "setting data: 5 is not valid"),
     ("evaluation: {splits: tst}", "expected a list, such as [a, b]"),
-    ("seed: 1\nseeds: 2", "seed and seeds are one name"),
+    ("seed: 1\nseeds: 2", "seeds and seed give the same"),
     ("seed: abc", "seed"),
     ("seed: true", "seed"),
     ("seeds: 1.5", "seeds"),
@@ -361,6 +362,51 @@ CALLS: list[tuple[Any, ...]] = [
     (hyper("fedprox", mu=-1), "setting hyper.mu: -1 is not valid"),
     (lambda: parse_override("lr=1", ["hyper.lr"]), "train.lr, hyper.lr"),
     *(
+        (lambda word=word: parse_override(f"{word}=1", NAMES), f"unknown setting '{word}'; {said}")
+        for word, said in (
+            ("learning_rate", "did you mean 'train.lr'?"),
+            ("learningRate", "did you mean 'train.lr'?"),
+            ("epochs", "did you mean 'train.local_epochs'?"),
+            ("test_envs", "did you mean 'scenario'?"),
+            ("batch", "did you mean 'train.batch_size'?"),
+            ("num_clients", "did you mean 'partition.clients'?"),
+            ("participation", "did you mean 'federation.per_round'?"),
+            ("train.wd", "did you mean 'train.weight_decay'?"),
+            ("arch", "did you mean 'backbone.name'?"),
+            ("n_trials", "did you mean 'num_seeds'?"),
+        )
+    ),
+    (settings(train={"learning-rate": 1}), "'train.learning-rate'; did you mean 'train.lr'?"),
+    (lambda: Request(settings={"seed": 3}), "seed is no setting: give it as seeds=[3]"),
+    (lambda: Request.read(pairs=["fedprox,MOON"]), "did you mean --method fedprox,MOON?"),
+    (lambda: Request.read(pairs=["pacs"]), "did you mean --dataset pacs?"),
+    (lambda: Request.read(pairs=["ltdo"]), "did you mean --protocol ltdo?"),
+    (
+        lambda: Request.read(flags={"seeds": "0"}, pairs=["num_seeds=2"]),
+        "seeds and num_seeds give the same: leave in only one",
+    ),
+    *(
+        (lambda n=n: Request.read(pairs=[f"num_seeds={n}"]), f"num_seeds: {said} cannot be read;")
+        for n, said in (("0", "0"), ("true", "True"), ("many", "'many'"), ("100001", "100001"))
+    ),
+    *(
+        (lambda words=words: fb.run(**words), *said)
+        for words, said in (
+            (
+                {"learning_rate": 1},
+                ("learning_rate is a setting: give it as settings=",),
+            ),
+            ({"lr": 1}, ("lr is a setting: give it as settings={'train.lr': 1}",)),
+            ({"num_clients": 1}, ("argument of run 'num_clients'; did you mean 'clients'?",)),
+            ({"sede": 1}, ("unknown argument of run 'sede'", "protocol", "scenario", "seeds")),
+            ({"seeds": 3, "num_seeds": 2}, ("seeds and num_seeds give the same",)),
+            ({"seed": 3, "seeds": [3]}, ("seeds and seed give the same",)),
+            ({"rounds": 2, "settings": {"rounds": 2}}, ("federation.rounds is given twice",)),
+            ({"config": 3}, ("config: 3 cannot be read; expected paths",)),
+            ({"config": "absent.yaml"}, ("cannot read settings file absent.yaml",)),
+        )
+    ),
+    *(
         (lambda model=model, value=value: validate(model, value), next(iter(value)))
         for model, value in (
             (FederationSettings, {"rounds": True}),
@@ -418,7 +464,7 @@ CALLS: list[tuple[Any, ...]] = [
     ),
     *(
         (named("ltdo", select), "unknown scenario", "Known:", "pa")
-        for select in ("sketch", "x-ac-p-s", "ac-p-s,all")
+        for select in ("sketches", "x-ac-p-s", "ac-p-s,all")
     ),
     *((named("lodo", select), "unknown scenario", "Known:") for select in ("ac-p-s", "acp-p")),
     *(

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import feddg_bench as fb
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.names import SYMBOLS
 from feddg_bench.config.schema import MethodSettings, Resources, RunSettings, TrainSettings
-from feddg_bench.runs.request import Request, _say_once, read_seeds, say_cautions
+from feddg_bench.runs.request import Datasets, Request, _say_once, read_seeds, say_cautions
+from feddg_bench.sweeps.definition import load_sweep
+from feddg_bench.sweeps.jobs import jobs
 from tests.fabricate import fabricate
 
 ONE = {"scenario": "ip-o-c"}
@@ -51,6 +55,107 @@ def test_a_name_means_the_same_wherever_it_is_said(tmp_path: Path) -> None:
     assert by_file[0].key == by_flag[0].key == by_pair[0].key
     assert by_file[0].settings.method == "fedprox"
     assert by_file[0].settings.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "flag", "names", "value"),
+    [
+        ("partition.heterogeneity", "heterogeneity", ("lambda", "heterogeneity"), 0.5),
+        ("partition.clients", "clients", ("N", "clients"), 30),
+        ("federation.per_round", "per_round", ("K", "per_round"), 3),
+        ("federation.rounds", "rounds", ("rounds",), 3),
+    ],
+)
+def test_all_spellings_of_a_setting_have_one_key(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    flag: str,
+    names: tuple[str, ...],
+    value: float,
+) -> None:
+    """Flag, ``KEY=VALUE``, file, sweep file, override of a sweep, Python."""
+
+    def stop(plans: Any) -> None:
+        raise StopError(plans[0].key)
+
+    monkeypatch.setattr("feddg_bench.api.check_runs", stop)
+
+    def by_run(**words: Any) -> str:
+        with pytest.raises(StopError) as stopped:
+            fb.run("fedavg", **ONE, results=tmp_path / "r", **words)
+        return str(stopped.value)
+
+    (wanted,) = keys(settings={key: value})
+    assert wanted != keys()[0]
+    for spelt in (key, *names):
+        (tmp_path / "c.yaml").write_text(f"{spelt}: {value}\n")
+        (tmp_path / "s.yaml").write_text(
+            f"method: grid\nparameters: {{scenario: {{value: chalk}}, {spelt}: {{value: {value}}}}}"
+        )
+        sweep = load_sweep(tmp_path / "s.yaml")
+        other = load_sweep(tmp_path / "s.yaml", [f"{names[0]}={value}"])
+        assert [*other.parameters] == ["scenario", SYMBOLS.get(spelt, spelt)]
+        assert [
+            Request.read(flags=ONE, pairs=[f"{spelt}={value}"]).plan(check=False)[0].key,
+            Request.read(flags=ONE, config=[tmp_path / "c.yaml"]).plan(check=False)[0].key,
+            *(job.key for job in jobs(sweep.pairs(next(iter(sweep.points()))), Datasets())),
+            *(job.key for job in jobs(other.pairs(next(iter(other.points()))), Datasets())),
+            by_run(settings={spelt: value}),
+            by_run(config=tmp_path / "c.yaml"),
+        ] == [wanted] * 6, spelt
+    assert Request.read(flags={**ONE, flag: value}).plan(check=False)[0].key == wanted
+    for name in {flag, *names}:
+        assert by_run(**{name: value}) == wanted
+
+
+class StopError(Exception):
+    """Ends a call before its runs."""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"pairs": ["num_seeds=3"]},
+        {"flags": {"num_seeds": 3}},
+        {"flags": {"seeds": "0-2"}},
+        {"config": "num_seeds: 3"},
+        {"config": "seeds: 5-9", "flags": {"num_seeds": 3}},
+        {"config": "num_seeds: 7", "pairs": ["seed=0,1,2"]},
+    ],
+    ids=str,
+)
+def test_a_number_of_seeds(tmp_path: Path, given: dict[str, Any]) -> None:
+    if "config" in given:
+        (tmp_path / "c.yaml").write_text(given["config"])
+        given = {**given, "config": [tmp_path / "c.yaml"]}
+    assert Request.read(**given).seeds == (0, 1, 2)
+
+
+def test_a_number_of_seeds_counts_from_the_first_of_the_command() -> None:
+    """Those of `tune` begin at 100, since tables must not use them."""
+    assert Request.read(flags={"num_seeds": 5}, seeds="100-102").seeds == (100, 101, 102, 103, 104)
+    assert Request.read(seeds="100-102").seeds == (100, 101, 102)
+    assert Request.read(flags={"seeds": "7"}, seeds="100-102").seeds == (7,)
+
+
+@pytest.mark.parametrize("pair", ["num_seeds=3", "seeds=0-2", "seed=0,1,2"])
+@pytest.mark.parametrize("named", ["num_seeds: {value: 2}", "seed: {values: [4, 5]}"])
+def test_seeds_of_a_sweep_are_replaced_by_whatever_name(
+    tmp_path: Path, named: str, pair: str
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(f"method: grid\nparameters: {{scenario: {{value: ip-o-c}}, {named}}}")
+    found = [(job.title, job.group) for p in load_sweep(file).points() for job in _jobs(file, p)]
+    wanted = (4, 5) if "seed:" in named else (0, 1)
+    assert found == [(f"FedAvg ltdo ip-o-c seed {seed}", "") for seed in wanted]
+    sweep = load_sweep(file, [pair])
+    (point,) = sweep.points()
+    assert [job.title[-1] for job in jobs(sweep.pairs(point), Datasets())] == ["0", "1", "2"]
+
+
+def _jobs(file: Path, point: Any) -> Any:
+    return jobs(load_sweep(file).pairs(point), Datasets())
 
 
 def test_a_setting_of_one_method_may_be_given_for_several(caplog: Any) -> None:

@@ -209,7 +209,7 @@ GOOD: dict[str, Any] = {"parameters": {"seed": {"values": [0, 1]}}}
             "above 0",
         ),
         ({"parameters": {"a": {"values": [1, 2], "probabilities": [1]}}}, "2 numbers"),
-        ({"command": None}, "the command must hand KEY=VALUE to `run`"),
+        ({"command": "feddg-bench run"}, "the command must hand KEY=VALUE to `run`"),
         ({"command": ["feddg-bench", "run", "${args}"]}, "the command must hand"),
         ({"command": [*COMMAND, "--rounds", "3"]}, "'--rounds' where KEY=VALUE"),
         ({"method": "random"}, "add run_cap"),
@@ -236,6 +236,13 @@ def test_bad_files_are_one_sentence(file: Path, layer: dict[str, Any], words: st
         list(load_sweep(write(file, **(GOOD | layer))).points())
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_command_is_only_for_agents_of_wandb(file: Path) -> None:
+    without = {name: value for name, value in GOOD.items() if name not in ("command", "program")}
+    bare = load_sweep(write(file, **without))
+    assert bare == load_sweep(write(file, **GOOD))
+    assert bare.fixed == ()
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.config.layers import dotted_keys
+from feddg_bench.config.names import meant
 from feddg_bench.extensions import extensions
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -159,9 +160,14 @@ def _nearest(word: str, params: Sequence[Any]) -> str:
     """Return a suggestion for an unknown option: the nearest option or setting, or nothing."""
     options = {name.strip("-").replace("-", "_"): name for p in params for name in p.opts}
     settings: dict[str, str] = {}
-    if any(param.name == "pairs" for param in params):
-        for key in dotted_keys():
-            settings.setdefault(key.rpartition(".")[2], f"{key}=VALUE")
+    takes_settings = any(param.name == "pairs" for param in params)
+    if takes_settings:
+        for each in dotted_keys():
+            settings.setdefault(each.rpartition(".")[2], f"{each}=VALUE")
+    if option := meant(word, options):
+        return f", did you mean {options[option]}?"
+    if takes_settings and (key := meant(word, [*dotted_keys()])):
+        return f", did you mean {key}=VALUE?"
     for known, cutoff in ((settings, 1.0), (options, 0.7), (settings, 0.5), (options, 0.5)):
         for near in difflib.get_close_matches(word, known, n=1, cutoff=cutoff):
             return f", did you mean {known[near]}?"

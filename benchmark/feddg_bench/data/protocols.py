@@ -9,12 +9,12 @@ sketch. Codes longer than a letter are joined by ``+``, as in ``15+30+45+60+75-0
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.config.reading import composed, listed, read_names
+from feddg_bench.config.reading import composed, known_name, listed, plain_name, read_names
 
 PROTOCOLS: dict[str, tuple[str, ...]] = {"lodo": ("test",), "ltdo": ("val", "test"), "wilds": ()}
 """Name -> roles of the held-out domains, in the order in which a scenario's name gives them."""
@@ -53,6 +53,7 @@ def scenarios(
     letters: Mapping[str, str],
     select: str | None = None,
     official: Official | None = None,
+    offered: Collection[str] = (),
 ) -> list[Scenario]:
     """Return the scenarios of a protocol on a data set.
 
@@ -64,9 +65,11 @@ def scenarios(
         select: ``None`` for the default set, ``all`` for every choice of held-out domains, or names
             separated by commas. A name gives codes or domains: ``ac-p-s`` with the training codes
             in any order, ``art_painting+cartoon-photo-sketch``, or without the training part,
-            ``photo-sketch``.
+            ``photo-sketch``. A domain alone, by name in any case or by code, stands for the
+            scenarios of the default set that test on it; if there are none, for all that do.
         official: Domains by role, ``train``, ``val`` and ``test``, in the published splits; if
             there are several sets, such a mapping by name; empty if there are none.
+        offered: Names of scenarios to prefer to the default set for a domain alone.
 
     Raises:
         SettingsError: If the protocol or a scenario is unknown, or there are too few or too many
@@ -75,7 +78,7 @@ def scenarios(
     if protocol not in PROTOCOLS:
         raise SettingsError(unknown("protocol", protocol, PROTOCOLS))
     if protocol == "wilds":
-        return _official(official or {}, select)
+        return _official(official or {}, select, domains, letters)
     if len(domains) > MOST_DOMAINS:
         raise SettingsError(
             f"protocol {protocol} leaves out single domains but the data set has {len(domains)}: "
@@ -89,12 +92,14 @@ def scenarios(
         )
     cycle = [*domains, *domains]
     default = [tuple(cycle[i : i + held_out]) for i in range(len(domains))]
+    usual = [_scenario(protocol, held, letters) for held in default]
     if select is None:
-        return [_scenario(protocol, held, letters) for held in default]
+        return usual
     known = [_scenario(protocol, held, letters) for held in permutations(domains, held_out)]
     if select == "all":
         return known
-    return list(dict.fromkeys(_find(name, known, letters) for name in listed(select)))
+    sets = [[one for one in known if one.name in offered], usual, known]
+    return list(dict.fromkeys(s for name in listed(select) for s in _find(name, sets, letters)))
 
 
 def _scenario(protocol: str, held: tuple[str, ...], letters: Mapping[str, str]) -> Scenario:
@@ -105,7 +110,10 @@ def _scenario(protocol: str, held: tuple[str, ...], letters: Mapping[str, str]) 
     return Scenario(name, protocol, train, roles.get("val"), roles["test"])
 
 
-def _official(official: Official, select: str | None) -> list[Scenario]:
+def _official(
+    official: Official, select: str | None, domains: Sequence[str], letters: Mapping[str, str]
+) -> list[Scenario]:
+    tested: dict[str, list[str]] = {}
     known: dict[str, Scenario] = {}
     sets = {name: roles for name, roles in official.items() if isinstance(roles, Mapping)}
     one = {role: held for role, held in official.items() if not isinstance(held, Mapping)}
@@ -113,6 +121,8 @@ def _official(official: Official, select: str | None) -> list[Scenario]:
         if roles.get("train") and roles.get("test"):
             val, test = (_summary(roles.get(role, ())) for role in ("val", "test"))
             known[name] = Scenario(name, "wilds", tuple(roles["train"]), val or None, test)
+            for held in roles["test"]:
+                tested.setdefault(held, []).append(name)
     if not known:
         raise SettingsError(
             "protocol wilds needs a data set with published splits over domains, which this one "
@@ -120,18 +130,42 @@ def _official(official: Official, select: str | None) -> list[Scenario]:
         )
     if select in (None, "all"):
         return list(known.values())
-    return [known[name] for name in read_names("scenario", select, known)]
+    chosen: list[str] = []
+    for given in listed(select or ""):
+        domain = _domain(given, letters or dict.fromkeys(domains, ""))
+        own = known_name(given, known) not in known and tested.get(domain or "")
+        chosen += own or read_names("scenario", given, known)
+    return [known[name] for name in dict.fromkeys(chosen)]
 
 
 def _summary(domains: Sequence[str]) -> str:
     return "+".join(domains) if len(domains) <= 3 else f"{len(domains)} domains"
 
 
-def _find(name: str, known: Sequence[Scenario], letters: Mapping[str, str]) -> Scenario:
+def _find(
+    name: str, sets: Sequence[Sequence[Scenario]], letters: Mapping[str, str]
+) -> list[Scenario]:
+    """Return the scenario of a name, or those of the first set with some that test on a domain."""
+    known = sets[-1]
     for scenario in known:
         if _names(composed(name).split("-"), scenario, letters):
-            return scenario
-    raise SettingsError(unknown("scenario", name, (scenario.name for scenario in known)))
+            return [scenario]
+    domain = _domain(name, letters)
+    for scenarios in sets:
+        if found := [scenario for scenario in scenarios if scenario.test == domain]:
+            return found
+    message = unknown("scenario", name, (scenario.name for scenario in known))
+    raise SettingsError(f"{message}; or give the domain to test on: {', '.join(letters)}")
+
+
+def _domain(name: str, letters: Mapping[str, str]) -> str | None:
+    """Return the domain of a name or a code, in any case, ``None`` unless exactly one has it."""
+    spellings: tuple[Callable[[str], str], ...] = (str, composed, plain_name)
+    for spelt in spellings:
+        found = {d for d, code in letters.items() if spelt(name) in (spelt(d), spelt(code))}
+        if len(found) == 1:
+            return found.pop()
+    return None
 
 
 def _names(parts: Sequence[str], scenario: Scenario, letters: Mapping[str, str]) -> bool:

@@ -226,7 +226,8 @@ def scenarios_with_files(
         SettingsError: If a scenario is unknown or has no file.
         DataError: If a file cannot be read or fits no scenario, or two fit the same.
     """
-    chosen = scenarios(protocol, dataset.domains, dataset.letters, select, dataset.official)
+    told = protocol, dataset.domains, dataset.letters, select, dataset.official
+    chosen = scenarios(*told)
     if protocol == "wilds":
         return [(scenario, path) for scenario in chosen]
     by_name: dict[str, tuple[Scenario, Path]] = {}
@@ -243,6 +244,7 @@ def scenarios_with_files(
                 f"{file} and {by_name[scenario.name][1]} are both for scenario {scenario.name}: "
                 f"keep one of them in the folder"
             )
+    chosen = scenarios(*told, offered=by_name)
     lacking = [one.name for one in chosen if one.name not in by_name] if select else []
     if lacking or not by_name:
         fits = ", ".join([*(f"--scenario {name}" for name in by_name), *others]) or "nothing"

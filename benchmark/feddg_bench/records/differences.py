@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from feddg_bench.config.names import SYMBOLS
+
 NAMES: Mapping[str, str] = {
-    "partition.heterogeneity": "lambda",
-    "partition.clients": "N",
-    "federation.per_round": "K",
+    **{key: symbol for symbol, key in SYMBOLS.items()},
     "backbone.name": "backbone",
     "select": "selection rule",  # not a setting, but a recipe can say that a paper leaves it open
 }

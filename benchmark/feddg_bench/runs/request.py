@@ -30,6 +30,7 @@ from feddg_bench.config.layers import (
     read_settings,
     validate,
 )
+from feddg_bench.config.names import SYMBOLS
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.recipes import READINGS, names_in, recipe_names
 from feddg_bench.config.schema import (
@@ -69,7 +70,13 @@ FLAGS = {
 }
 """Flags and the settings that they set."""
 
-NAMES = ("method", "protocol", "dataset", "scenario", "recipe", "readings", "seeds", "tuned")
+SEEDS = ("seeds", "seed", "num_seeds")
+"""Keys that give the seeds: two for a list, one for a number of seeds."""
+
+NAMES = (
+    *("method", "protocol", "dataset", "scenario", "recipe", "readings", "tuned"),
+    *("seeds", "num_seeds"),
+)
 """Keys that select runs; files and ``KEY=VALUE`` can give them, as flags do."""
 
 
@@ -192,9 +199,9 @@ class Request:
         object.__setattr__(self, "seeds", read_seeds(self.seeds))
         object.__setattr__(self, "settings", read_settings(self.settings))
         for name in {*NAMES, "seed"} & set(self.settings):
-            raise SettingsError(
-                f"{name} is no setting: give it as {name}={short(self.settings[name])}"
-            )
+            value = self.settings[name]
+            given = f"seeds=[{short(value)}]" if name == "seed" else f"{name}={short(value)}"
+            raise SettingsError(f"{name} is no setting: give it as {given}")
 
     @classmethod
     def read(
@@ -204,6 +211,7 @@ class Request:
         flags: Mapping[str, Any] | None = None,
         pairs: Iterable[str] = (),
         resources: Resources | None = None,
+        seeds: str = "0",
     ) -> Request:
         """Return a command's request; later values override earlier: files, flags, ``KEY=VALUE``.
 
@@ -212,21 +220,22 @@ class Request:
             flags: Keys of `NAMES` and `FLAGS` with their values, ``None`` where not given.
             pairs: ``KEY=VALUE``, of settings and names.
             resources: Devices, workers and folders.
+            seeds: Seeds if none are given; ``num_seeds`` counts from the first of them.
 
         Raises:
             SettingsError: If a file cannot be read, or a key is unknown.
         """
         given = {name: value for name, value in (flags or {}).items() if value is not None}
-        layers = [_file_layer(path) for path in config]
-        layers.append({name: value for name, value in given.items() if name in NAMES})
-        layers += [
-            nested(FLAGS[flag], str(value) if isinstance(value, Path) else value)
-            for flag, value in given.items()
-            if flag not in NAMES
-        ]
-        layers += [parse_override(pair, NAMES) for pair in pairs]
-        chosen: dict[str, Any] = {}
+        command: list[Layer] = [{name: value for name, value in given.items() if name in NAMES}]
+        command += [flag_layer(*each) for each in given.items() if each[0] not in NAMES]
+        command += [_pair_layer(pair) for pair in pairs]
+        if twice := _seeds_twice(name for layer in command for name in layer):
+            raise SettingsError(twice)
+        layers = [*(file_layer(path) for path in config), *command]
+        chosen: dict[str, Any] = {"seeds": seeds}
         for layer in layers:
+            if "num_seeds" in layer:
+                chosen["seeds"] = counted_seeds(layer.pop("num_seeds"), read_seeds(seeds)[0])
             if "seed" in layer:
                 layer["seeds"] = layer.pop("seed")
             for name in NAMES:
@@ -479,11 +488,32 @@ def shared_out(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str,
     }
 
 
-def _file_layer(path: Path) -> Layer:
+def _pair_layer(pair: str) -> Layer:
+    """Return the setting or name of a ``KEY=VALUE``, and suggest a flag for a name alone."""
+    for flag, known in (
+        ("--method", lambda: (*names("method"), "all")),
+        ("--dataset", lambda: names("data set")),
+        ("--protocol", lambda: PROTOCOLS),
+        ("--recipe", recipe_names),
+    ):
+        if "=" not in pair and {known_name(name, known()) for name in listed(pair)} <= {*known()}:
+            raise SettingsError(
+                f"cannot read {short(pair)}: expected KEY=VALUE; did you mean {flag} {pair}?"
+            )
+    return parse_override(pair, NAMES)
+
+
+def flag_layer(flag: str, value: Any) -> Layer:
+    """Return the setting of a flag, by its name in `FLAGS` or a symbol."""
+    key = FLAGS.get(flag) or SYMBOLS[flag]
+    return nested(key, str(value) if isinstance(value, Path) else value)
+
+
+def file_layer(path: Path) -> Layer:
     """Return the names and settings of a file, each setting by its full key."""
     layer = load_layer(path)
-    if {"seed", "seeds"} <= set(layer):
-        raise SettingsError(f"settings file {path}: seed and seeds are one name: leave one out")
+    if twice := _seeds_twice(layer, apart=True):
+        raise SettingsError(f"settings file {path}: {twice}")
     named = {name: layer.pop(name) for name in (*NAMES, "seed") if name in layer}
     try:
         return {**named, **read_settings(layer)}
@@ -708,6 +738,53 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
             f"leading zeros, such as 0,1,2 or 0-2, at most {MAX_SEEDS:,}"
         )
     return tuple(dict.fromkeys(map(int, read)))
+
+
+def counted_seeds(count: Any, first: int = 0) -> tuple[int, ...]:
+    """Return ``count`` seeds that follow each other.
+
+    Raises:
+        SettingsError: If ``count`` is no number from 1 to `MAX_SEEDS`.
+
+    >>> counted_seeds(3), counted_seeds(2, 100)
+    ((0, 1, 2), (100, 101))
+    """
+    whole = isinstance(count, _WHOLE) and not isinstance(count, bool)
+    if not whole or not 1 <= count <= MAX_SEEDS:
+        raise SettingsError(
+            f"num_seeds: {short(count)} cannot be read; expected a number of seeds from 1 to "
+            f"{MAX_SEEDS:,}"
+        )
+    return tuple(range(first, first + int(count)))
+
+
+def one_of_seeds(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the seeds given by one of `SEEDS`, of which the others are ``None``; else seed 0.
+
+    Raises:
+        SettingsError: If they are given twice, or cannot be read.
+    """
+    some = {name: value for name, value in given.items() if value is not None}
+    if twice := _seeds_twice(some, apart=True):
+        raise SettingsError(twice)
+    if "num_seeds" in some:
+        return counted_seeds(some["num_seeds"])
+    if "seed" in some:
+        single = isinstance(some["seed"], _WHOLE)
+        return read_seeds([some["seed"]] if single else some["seed"])
+    return read_seeds(some.get("seeds", "0"))
+
+
+def _seeds_twice(names: Iterable[str], *, apart: bool = False) -> str | None:
+    """Return an error if the seeds are given by two names of `SEEDS`, ``None`` otherwise.
+
+    ``seed`` and ``seeds`` count as two only if they are ``apart``.
+    """
+    some = set(names)
+    given = [name for name in SEEDS if name in some]
+    if len(given) < 2 or (not apart and "num_seeds" not in given):
+        return None
+    return f"{' and '.join(given)} give the same: leave in only one"
 
 
 def _seed_range(part: str) -> Sequence[int]:

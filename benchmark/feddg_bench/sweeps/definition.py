@@ -16,10 +16,11 @@ from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import Layer, full_key, load_layer
+from feddg_bench.config.names import SYMBOLS
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
-from feddg_bench.runs.request import NAMES, owners
+from feddg_bench.runs.request import NAMES, SEEDS, owners
 
 Point = dict[str, Any]
 """Parameter -> value."""
@@ -186,7 +187,11 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
         key, equals, value = pair.partition("=")
         if not equals:
             raise SettingsError(f"cannot read {pair!r}: expected KEY=VALUE, such as seed=0")
-        same = [name for name in parameters if name == key or name.endswith(f".{key}")]
+        key = SYMBOLS.get(key.strip(), key)
+        if "num_seeds" in (key, *parameters) and key in SEEDS:
+            parameters = {name: p for name, p in parameters.items() if name not in SEEDS}
+        meant = _full_name(key)
+        same = [n for n in parameters if n.endswith(f".{key}") or _full_name(n) == meant]
         parameters[same[0] if len(same) == 1 else key] = Choice((value,))
     objective = _objective(path, layer.get("metric"))
     cap = layer.get("run_cap")
@@ -237,13 +242,16 @@ def _read(path: Path) -> tuple[Layer, dict[str, Choice | Range]]:
         if key in meant:
             raise SettingsError(f"{path}: {meant[key]} and {name} set the same: leave one out")
         meant[key] = name
-    return layer, {str(name): _parameter(path, str(name), spec) for name, spec in given.items()}
+    return layer, {
+        SYMBOLS.get(name, name): _parameter(path, name, spec)
+        for name, spec in ((str(name), spec) for name, spec in given.items())
+    }
 
 
 def _full_name(name: str) -> str:
     """Return the full key of a parameter; an unknown one is refused when a run is planned."""
     try:
-        return "seeds" if name == "seed" else full_key(name, NAMES)
+        return "seeds" if name in SEEDS else full_key(name, NAMES)
     except SettingsError:
         return name
 
@@ -268,7 +276,13 @@ def _objective(path: Path, metric: Any) -> Objective | None:
 
 
 def _fixed(path: Path, command: Any) -> tuple[str, ...]:
-    """Return the ``KEY=VALUE`` of a command such as ``[feddg-bench, run, ${args_no_hyphens}]``."""
+    """Return the ``KEY=VALUE`` of a command such as ``[feddg-bench, run, ${args_no_hyphens}]``.
+
+    A file can lack it, unless ``wandb agent`` runs the sweep: W&B's own default command would pass
+    ``--KEY=VALUE``.
+    """
+    if command is None:
+        return ()
     expected = f'command: ["${{env}}", feddg-bench, run, "{_MACRO}"]'
     if not isinstance(command, list) or _MACRO not in command or "run" not in command:
         raise SettingsError(f"{path}: the command must hand KEY=VALUE to `run`: {expected}")

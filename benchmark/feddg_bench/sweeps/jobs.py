@@ -15,7 +15,7 @@ from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.schema import DataSettings, Resources
 from feddg_bench.plugins import method_title
 from feddg_bench.records.record import TunedRecord
-from feddg_bench.runs.request import NAMES, Datasets, Plan, Request
+from feddg_bench.runs.request import NAMES, SEEDS, Datasets, Plan, Request
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
     asked = Request.read(pairs=pairs, resources=Resources(results=results))
     keys = [(pair.partition("=")[0].strip(), pair) for pair in pairs]
     settings = [pair for key, pair in keys if key not in (*NAMES, "seed")]
-    group = [pair for key, pair in keys if key not in ("scenario", "seed", "seeds")]
+    group = [pair for key, pair in keys if key not in ("scenario", *SEEDS)]
     made = []
     for plan in asked.plan(datasets, check=False):
         s = plan.settings
