@@ -336,7 +336,7 @@ def test_a_kept_model_predicts_files_pictures_and_arrays(
     assert f" a.png   {label} " in shown.out
     partly = feddg(*words, "bad.png", "--csv", "answers.csv")
     assert partly.code == 2
-    assert "1 of 3 images were not read: cannot decode the image bad.png" in partly.err
+    assert "could not read 1 of 3 images: cannot decode the image bad.png" in partly.err
     head, first, second = (tmp_path / "answers.csv").read_text().splitlines()
     assert head == "image,label,probability," + ",".join(f"p({c})" for c in range(10))
     assert first.startswith(f"a.png,{label},{float(answers.probabilities[0].max()):.6f},")
@@ -391,7 +391,7 @@ def test_models_that_cannot_be_loaded_are_one_sentence(made: Any, tmp_path: Path
     good = path.read_bytes()
     with refused(fb.FeddgError, "--keep"):
         fb.load_model(record.key, tmp_path / "r", "best")
-    with refused(fb.FeddgError, "no run 'zz'", "feddg-bench results list"):
+    with refused(fb.FeddgError, "no run 'zz'", "feddg-bench runs --results"):
         fb.load_model("zz", tmp_path / "r")
     with refused(fb.FeddgError, "no run", "none"):
         fb.load_model(record.key, tmp_path / "none")

@@ -22,6 +22,7 @@ COMMANDS = (
     "methods",
     "methods show fedavg",
     "report --results records",
+    "runs --results records",
     "tables all --results records --out tables",
 )
 SCRIPT = """

@@ -24,6 +24,7 @@ from feddg_bench.cli.figures import figures_app
 from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
 from feddg_bench.cli.predict import predict_command
 from feddg_bench.cli.run import profile_command, resume_command, run_command
+from feddg_bench.cli.runs import runs_command
 from feddg_bench.cli.sweep import sweep_command, tune_command
 from feddg_bench.cli.tables import report_command, results_app, tables_command
 from feddg_bench.common.errors import (
@@ -54,6 +55,7 @@ app.command("resume")(resume_command)
 app.command("predict")(predict_command)
 app.command("sweep")(sweep_command)
 app.command("tune")(tune_command)
+app.command("runs")(runs_command)
 app.command("tables")(tables_command)
 app.add_typer(figures_app, name="figures")
 app.command("report")(report_command)

@@ -151,17 +151,23 @@ SplitCsv = Annotated[Path | None, typer.Option(help="Split file; replaces our ow
 
 
 @dataclass(frozen=True)
-class Names:
+class Which:
+    """Names that select runs."""
+
+    method: Methods = None
+    dataset: DataName = None
+    protocol: Protocols = None
+    scenario: Scenarios = None
+    seeds: Seeds = None
+    recipe: Recipe = None
+
+
+@dataclass(frozen=True)
+class Names(Which):
     """Options that define runs, except those that a command itself varies."""
 
     pairs: Pairs = None
-    method: Methods = None
-    protocol: Protocols = None
-    dataset: DataName = None
-    scenario: Scenarios = None
-    recipe: Recipe = None
     readings: Readings = None
-    seeds: Seeds = None
     num_seeds: NumSeeds = None
     clients: Clients = None
     split_csv: SplitCsv = None

@@ -14,12 +14,18 @@ from feddg_bench.cli.options import Where
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import check_writable, write_whole
 from feddg_bench.common.terminal import say, terminal, text_table
+from feddg_bench.common.titles import counted
 from feddg_bench.data.image_folders import is_image, is_system
 from feddg_bench.records.sources import FOLDERS
 
 
 def predict_command(
-    key: Annotated[str, typer.Argument(help="Key of a run with --keep, or a kept model's file.")],
+    key: Annotated[
+        str,
+        typer.Argument(
+            help="First letters of the key of a run with --keep, or a kept model's file."
+        ),
+    ],
     images: Annotated[
         list[Path],
         typer.Argument(help="Image files, or folders: every image file in them and below."),
@@ -75,12 +81,14 @@ def predict_command(
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *rows])
         write_whole(csv_, text.getvalue().encode())
-        say(f"{len(rows)} images: written to {csv_}")
+        say(f"Wrote {counted(len(rows), 'image')} to {csv_}")
     else:
         shown = [row[:2] + [f"{float(share):.3f}" for share in row[2:3]] for row in rows]
         terminal().print(text_table("", head[:3], shown, right=head[2:3]), highlight=False)
     if faults:
-        raise DataError(f"{len(faults)} of {len(files)} images were not read: {faults[0]}")
+        raise DataError(
+            f"could not read {len(faults)} of {counted(len(files), 'image')}: {faults[0]}"
+        )
 
 
 def _files(given: Iterable[Path]) -> Iterator[Path]:

@@ -114,42 +114,43 @@ run_command = command(RunCommand)
 class ResumeCommand(RunRecording):
     """Resume an interrupted run from its last checkpoint."""
 
-    run: Annotated[str, typer.Argument(help="A run's key, or the first part of it.")]
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY", help="A run's key, or its first letters: see `feddg-bench runs`."
+        ),
+    ]
     json_: Json = False
 
     def __call__(self) -> None:
         """Run the command."""
         store = open_results(self.results)
         key = Path(self.run).stem
-        begun = {path.stem: path for path in sorted(store.checkpoints.glob("*.safetensors"))}
-        files = [path for stem, path in begun.items() if stem.startswith(key)]
-        if not files:
-            done = sorted(path for path in store.runs.glob("*.json") if path.stem.startswith(key))
+        begun = sorted(path.stem for path in store.checkpoints.glob("*.safetensors"))
+        found = store.find(key, begun)
+        if found is None:
+            done = store.find(key, store.keys())
             hint = (
-                f"it is finished: {from_here(done[0])}"
+                f"it is finished: {from_here(store.path(done))}"
                 if done
                 else f"unfinished runs there: {', '.join(begun) or 'none'}"
             )
             raise SettingsError(f"no checkpoint of run {self.run!r} in {store.checkpoints}; {hint}")
-        if len(files) > 1:
-            names = ", ".join(path.stem for path in files)
-            raise SettingsError(f"{self.run!r} is ambiguous: it begins {names}")
+        file = store.checkpoint(found)
 
         prepare_processes(self.device, self.workers)
 
         from feddg_bench.runs.checkpoints import load_checkpoint, tidy
 
-        if store.load(files[0].stem) is not None:
-            tidy(store, files[0].stem)
-            raise SettingsError(
-                f"run {files[0].stem} is finished; the same command prints its table"
-            )
-        kept = load_checkpoint(files[0])
+        if store.load(found) is not None:
+            tidy(store, found)
+            raise SettingsError(f"run {found} is finished; the same command prints its table")
+        kept = load_checkpoint(file)
         root = self.data_root or (Path(kept.data_root) if kept.data_root else None)
         plan = plan_again(kept.settings, kept.recipe, Datasets(root), kept.record.tuned)
-        if plan.key != files[0].stem:
+        if plan.key != found:
             raise SettingsError(
-                f"checkpoint {files[0]} was made by another version of {plan.settings.method} or "
+                f"checkpoint {file} was made by another version of {plan.settings.method} or "
                 f"with other file contents; delete it and run the original command again"
             )
         _run_all([plan], replace(self, data_root=root).resources(), as_json=self.json_)

@@ -23,10 +23,12 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.titles import counted
 from feddg_bench.records import checks
 from feddg_bench.records.measured import Evaluation as Evaluation
 from feddg_bench.records.measured import Measured, tabulate
 from feddg_bench.records.metrics import Metric, find_metric, metrics_of
+from feddg_bench.records.rules import split_metric
 from feddg_bench.records.sources import read_json
 
 FORMAT: Final = 1
@@ -287,6 +289,34 @@ class RunRecord(RecordPart):
             if entry.evaluation is not None:
                 return entry.evaluation
         raise DataError(f"record {self.key} holds no evaluated round")
+
+    def score(self, split: str = "test") -> float | None:
+        """Return the key metric on a split after the last evaluated round.
+
+        It covers all images of the split; a share is in [0, 1]. ``None`` if it was not measured.
+        """
+        for entry in reversed(self.rounds):
+            if entry.evaluation is not None:
+                return split_metric(entry.evaluation, split, self.metric.name)
+        return None
+
+    def __repr__(self) -> str:
+        """Return three lines: what was run, the key metric by split, where and how long."""
+        scores = {split: self.score(split) for split in ("id_val", "id_test", "val", "test")}
+        shown = [f"{k} {self.metric.text(v, 2)}" for k, v in scores.items() if v is not None]
+        rounds, e = self.settings.get("federation", {}).get("rounds"), self.environment
+        return "\n".join(
+            (
+                f"{self.method} on {self.dataset}, {self.protocol} {self.scenario.name}, seed "
+                f"{self.seed}, recipe {self.recipe}: run {self.key}",
+                f"{self.metric.label}, round {len(self.rounds)} of {rounds}: "
+                + (", ".join(shown) or "not measured"),
+                f"{e.device or 'unknown device'}, {counted(e.workers, 'worker')}, "
+                f"{self.time.seconds:.1f} s, started {self.time.started or 'at an unknown time'}",
+            )
+        )
+
+    __str__ = __repr__
 
     def _numbers(self) -> list[int]:
         return [entry.round for entry in self.rounds]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
-from feddg_bench.common.errors import DataError, printable
+from feddg_bench.common.errors import DataError, SettingsError, printable
 from feddg_bench.common.files import check_writable, file_name
 from feddg_bench.records import sources
 from feddg_bench.records.record import NewerError, RunRecord, TunedRecord
@@ -73,6 +73,20 @@ class ResultsStore:
         single = find_records(self.root, packed=False)
         self._sound = {s: self._sound[s] if s in self._sound else _is_sound(s) for s in single}
         return {s.path.stem for s in single if self._sound[s]} | set(self.packed())
+
+    def find(self, given: str, among: Iterable[str]) -> str | None:
+        """Return the only one of some keys that begins with the given letters, ``None`` if none.
+
+        Raises:
+            SettingsError: If several do.
+        """
+        found = sorted({key for key in among if given and key.startswith(given)})
+        if len(found) > 1 and given not in found:
+            raise SettingsError(
+                f"{given!r} is ambiguous in {self.root}: it begins {' and '.join(found[:4])}"
+                + f" and {len(found) - 4} more" * (len(found) > 4)
+            )
+        return given if given in found else next(iter(found), None)
 
     def packed(self) -> dict[str, RecordedRun]:
         """Return the runs in packed files by key."""

@@ -27,10 +27,8 @@ from feddg_bench.core.messages import Payload, decode, encode
 from feddg_bench.core.server import checked_state
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
+from feddg_bench.records.unfinished import BEGINNING, DIGEST
 
-_BEGINNING = b"feddg-bench checkpoint 3\n"
-_DIGEST = 32
-"""Length in bytes of the SHA-256 of everything after it."""
 SECONDS = 30.0
 """Seconds between checkpoints if no number of rounds is given."""
 
@@ -81,7 +79,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint, known: Known | None = No
         server = checkpoint.server | {"clients": digests}
         record = checkpoint.record.as_json()
         data = encode(dict(checkpoint) | {"server": server, "record": record})
-        write_whole(path, b"".join((_BEGINNING, hashlib.sha256(data).digest(), data)))
+        write_whole(path, b"".join((BEGINNING, hashlib.sha256(data).digest(), data)))
         left = _files(folder)
         if left.keys() >= {*digests.values()} - {""}:
             break
@@ -206,10 +204,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     with going_on(path):
         plain_file(path)
         whole = path.read_bytes()
-        if not whole.startswith(_BEGINNING):
+        if not whole.startswith(BEGINNING):
             raise DataError("another version of feddg-bench wrote it, or something else")
-        start = len(_BEGINNING) + _DIGEST
-        digest, data = whole[len(_BEGINNING) : start], whole[start:]
+        start = len(BEGINNING) + DIGEST
+        digest, data = whole[len(BEGINNING) : start], whole[start:]
         if hashlib.sha256(data).digest() != digest:
             raise DataError("its content is damaged, it has not the digest it was written with")
         state = decode(data)

@@ -162,14 +162,15 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
     returns labels and probabilities (`feddg_bench.Method`).
 
     Args:
-        key: The run's key, or the path of a kept model's file.
+        key: The run's key or its first letters, or the path of a kept model's file.
         results: The results folder.
         which: ``last`` or ``best``.
         hyper: Settings of the method that name files, such as ``style_weights``, if it cannot be
             built without them; a kept model does not hold them.
 
     Raises:
-        SettingsError: If ``which`` has another value, or the method cannot be built.
+        SettingsError: If ``which`` has another value, several keys begin so, or the method cannot
+            be built.
         DataError: If the run kept no such model, or the file is damaged or does not fit the method.
     """
     if not isinstance(key, str | Path):
@@ -179,12 +180,14 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
     path = Path(key)
     if path.suffix != ".safetensors":
         store = open_results(Path(results))
-        path = store.model(key, which)
-        if not path.exists() and key not in store.keys():  # noqa: SIM118 - a store is no mapping
+        kept = {path.name.partition(".")[0] for path in store.runs.glob("*.safetensors")}
+        found = store.find(str(key), store.keys() | kept)
+        if found is None:
             raise DataError(
-                f"there is no run {str(key)!r} in {results}: give the whole key of one; "
-                f"`feddg-bench results list --results {results}` counts what is there"
+                f"there is no run {str(key)!r} in {results}: `feddg-bench runs --results "
+                f"{results}` lists the keys"
             )
+        path = store.model(found, which)
     facts, weights = read_model(path)
     settings = facts.settings
     plugin = load_method(settings.method)

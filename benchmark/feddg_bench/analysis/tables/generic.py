@@ -193,7 +193,7 @@ def by_values(
     fit = fitting(runs, asked if recipe is None else {**asked, "recipe": recipe})
     if not fit:
         said = ", ".join(f"{key} {value}" for key, value in {**asked, "recipe": recipe}.items())
-        raise SettingsError(f"no run has {said}; `feddg-bench results list` shows what there is")
+        raise SettingsError(f"no run has {said}; `feddg-bench runs` lists them")
     datasets = sorted({run.dataset for run in fit})
     if columns != "dataset" and len(datasets) > 1:
         raise SettingsError(f"there are runs of the data sets {' and '.join(datasets)}; name one")
