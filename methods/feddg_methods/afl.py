@@ -15,8 +15,10 @@ class AFL(DomainWeighted):
     lambda in the simplex. In each round clients descend L in w, and the server ascends it in
     lambda: lambda <- Pi(lambda + gamma_lambda grad_lambda L), where grad_lambda L is the vector of
     losses of the received model and Pi the projection onto the simplex. The components k are source
-    domains. `DomainWeighted` describes the messages: S losses and S image shares in addition to the
-    weights. If a client has one domain, lambda acts by its weight in the server's mean.
+    domains. An image of domain k has the weight lambda_k / p_k, with p_k the domain's share of all
+    images. If a client has one domain, lambda acts by its weight in the server's mean. A client
+    sends S losses and S image shares in addition to its weights. It measures the losses of the
+    received model in a pass of its own over its training images before it trains.
     """
 
     group = "aggregation"
@@ -51,6 +53,8 @@ DEVIATIONS = (
     "Ours takes the mean of the other losses.",
     "FedDG_Benchmark weights a domain's images by lambda_d alone, so a larger domain counts more. "
     "We divide by the domain's share of all images.",
+    "Algorithm 1 estimates the losses on a batch. A client here measures them in a further epoch "
+    "without training, on augmented images in a new order, as in training.",
     "The paper tunes the step. 0.1 is FedDG_Benchmark's on PACS (`step`).",
 )
 """Where published code differs from its paper, and what this module does."""

@@ -62,7 +62,9 @@ class Copa(Method):
     title = "COPA"
     citation = (
         "Guile Wu, Shaogang Gong: Collaborative Optimization and Aggregation for Decentralized "
-        "Domain Generalization and Adaptation, ICCV 2021"
+        "Domain Generalization and Adaptation, ICCV 2021, https://openaccess.thecvf.com/content/"
+        "ICCV2021/html/Wu_Collaborative_Optimization_and_Aggregation_for_Decentralized_Domain_"
+        "Generalization_and_Adaptation_ICCV_2021_paper.html"
     )
     Settings = CopaSettings
     settings: CopaSettings

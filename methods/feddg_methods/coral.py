@@ -23,8 +23,9 @@ class CORAL(PairwiseAligned):
     """DeepCORAL (Sun and Saenko, ECCV Workshops 2016, arXiv 1607.01719, Equations 1 to 3).
 
     l_CORAL = ||C_S - C_T||_F^2 / (4 d^2), with C_S and C_T the covariances of the d features of two
-    domains. Here the paper's source and target are any two source domains, as in DomainBed.
-    `PairwiseAligned` defines which domains of a client are compared. The server is FedAvg's.
+    domains. Here the paper's source and target are any two source domains, as in DomainBed. The
+    penalty is the mean over all pairs of the domains of a client's batch; a domain with one image
+    in the batch is left out, and a batch without a pair has no penalty. The server is FedAvg's.
     """
 
     title = "DeepCORAL"
@@ -67,6 +68,9 @@ DEVIATIONS = (
     "client's domains, in the features, as DomainBed and FedDG_Benchmark do.",
     "The paper chooses the weight so that the penalty is as large as the loss at the end of the "
     "training. Ours is 1, as in both benchmarks (`weight`).",
+    "In both benchmarks a batch has equally many images of each domain. Ours is a batch of the "
+    "client's images: a domain with one image in it is left out, and the penalty is the mean over "
+    "the pairs that remain.",
     "DomainBed and FedDG_Benchmark add the difference of the means and take no 1/4. We follow the "
     "paper (`means`).",
     "FedDG_Benchmark sets the penalty to 0 after the loop that computes it, so its CORAL is FedAvg "

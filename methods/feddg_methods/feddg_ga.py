@@ -101,7 +101,9 @@ class FedDGGA(Method):
     title = "FedDG-GA"
     citation = (
         "R. Zhang, Q. Xu, J. Yao, Y. Zhang, Q. Tian, Y. Wang: Federated Domain Generalization "
-        "with Generalization Adjustment, CVPR 2023"
+        "with Generalization Adjustment, CVPR 2023, https://openaccess.thecvf.com/content/CVPR2023/"
+        "html/Zhang_Federated_Domain_Generalization_With_Generalization_Adjustment_CVPR_2023_"
+        "paper.html"
     )
 
     def build(self) -> None:

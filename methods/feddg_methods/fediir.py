@@ -60,7 +60,8 @@ class FedIIR(Method):
     title = "FedIIR"
     citation = (
         "Yaming Guo, Kai Guo, Xiaofeng Cao, Tieru Wu, Yi Chang: Out-of-Distribution Generalization "
-        "of Federated Learning via Implicit Invariant Relationships, ICML 2023"
+        "of Federated Learning via Implicit Invariant Relationships, ICML 2023, "
+        "https://proceedings.mlr.press/v202/guo23b.html"
     )
     Settings = FedIIRSettings
     settings: FedIIRSettings

@@ -58,7 +58,8 @@ class FedSR(Method):
     title = "FedSR"
     citation = (
         "A. Tuan Nguyen, Philip Torr, Ser-Nam Lim: FedSR: A Simple and Effective Domain "
-        "Generalization Method for Federated Learning, NeurIPS 2022"
+        "Generalization Method for Federated Learning, NeurIPS 2022, "
+        "https://openreview.net/forum?id=mrt90D00aQX"
     )
     Settings = FedSRSettings
     settings: FedSRSettings

@@ -61,7 +61,8 @@ class FPL(Method):
     title = "FPL"
     citation = (
         "W. Huang, M. Ye, Z. Shi, H. Li, B. Du: Rethinking Federated Learning with Domain Shift: "
-        "A Prototype View, CVPR 2023"
+        "A Prototype View, CVPR 2023, https://openaccess.thecvf.com/content/CVPR2023/html/"
+        "Huang_Rethinking_Federated_Learning_With_Domain_Shift_A_Prototype_View_CVPR_2023_paper.html"
     )
 
     def build(self) -> None:

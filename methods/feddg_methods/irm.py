@@ -25,7 +25,8 @@ class IRM(DomainBatches):
     Each client minimises sum_e n_e/B (R^e + lambda ||grad_{w | w = 1} R^e(w Phi)||^2) over the
     environments e of a batch of B images: its domains, n_e images each. w multiplies the logits.
     The squared norm is estimated without bias, as the product of the gradients on the two halves of
-    the n_e images, so it can be negative; a domain with one image in the batch has no penalty.
+    the n_e images at even and at odd positions in the batch, so it can be negative; a domain with
+    one image in the batch has no penalty.
 
     The penalty of a domain needs no other domain. The total is a sum over environments, which
     FedAvg's mean distributes over clients, so a client with one domain contributes its own term.
@@ -79,6 +80,7 @@ def invariance_penalty(slopes: Tensor) -> Tensor:
 
 DEVIATIONS = (
     "The paper weights environments equally. Ours count by their images, as in FedAvg.",
+    "The default weight suits Adam, with which both benchmarks use it. Plain SGD can diverge.",
     "The authors' code divides the whole loss by lambda above 1. We do not; a step of Adam does "
     "not depend on it.",
     "DomainBed and FedDG_Benchmark start Adam anew where the penalty takes its full weight. Our "

@@ -24,14 +24,18 @@ class MMD(PairwiseAligned):
     """Alignment by maximum mean discrepancy (Li et al., CVPR 2018; Gretton et al., JMLR 2012).
 
     MMD^2 = mean k(x, x') + mean k(y, y') - 2 mean k(x, y) for the features x and y of two domains,
-    with k the sum of seven Gaussian kernels. `PairwiseAligned` defines which domains of a client
-    are compared. The server is FedAvg's.
+    with k the sum of seven Gaussian kernels. The penalty is the mean over all pairs of the domains
+    of a client's batch; a domain with one image in the batch is left out, and a batch without a
+    pair has no penalty. The server is FedAvg's.
     """
 
     title = "MMD"
     citation = (
-        "Li, Pan, Wang and Kot: Domain Generalization with Adversarial Feature Learning, CVPR "
-        "2018; Gretton, Borgwardt, Rasch, Schölkopf and Smola: A Kernel Two-Sample Test, JMLR 2012"
+        "Haoliang Li, Sinno Jialin Pan, Shiqi Wang and Alex C. Kot: Domain Generalization with "
+        "Adversarial Feature Learning, CVPR 2018, https://openaccess.thecvf.com/content_cvpr_2018/"
+        "html/Li_Domain_Generalization_With_CVPR_2018_paper.html; Arthur Gretton, Karsten M. "
+        "Borgwardt, Malte J. Rasch, Bernhard Schölkopf and Alexander Smola: A Kernel Two-Sample "
+        "Test, JMLR 2012, https://jmlr.org/papers/v13/gretton12a.html"
     )
     Settings = MMDSettings
     settings: MMDSettings
@@ -61,6 +65,9 @@ DEVIATIONS = (
     "Li et al. also train an autoencoder, and an adversary that gives the features a Laplace "
     "distribution. As in DomainBed and FedDG_Benchmark, ours is the MMD penalty alone.",
     "Li et al. take Gaussian kernels of widths 1, 5 and 10. We take the seven of DomainBed.",
+    "In DomainBed a batch has equally many images of each domain. Ours is a batch of the client's "
+    "images: a domain with one image in it is left out, and the penalty is the mean over the pairs "
+    "that remain.",
     "FedDG_Benchmark sets the penalty to 0 after the loop that computes it, so its MMD is FedAvg "
     "on batches of two domains. We use the penalty (`weight`).",
 )

@@ -68,6 +68,7 @@ def risk_variance(risks: Tensor, counts: Tensor) -> Tensor:
 DEVIATIONS = (
     "The paper weights domains equally. Ours count by their images, as in FedAvg: a few images of "
     "a domain give a noisy risk.",
+    "The default weight suits Adam, with which both benchmarks use it. Plain SGD can diverge.",
     "The authors' code divides the whole loss by beta above 1. We do not; a step of Adam does not "
     "depend on it.",
     "FedDG_Benchmark penalises the variance of single images' losses within each domain of a "

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from feddg_bench.plugins import names
-from feddg_bench.runs.cards import SHIPPED, shipped_card
+from feddg_bench.plugins import names, outline
+from feddg_bench.runs.cards import SHIPPED, references, results_text, shipped_card
 from feddg_methods import pardon
 from tests.cards import card
 
+ROOT = Path(__file__).parents[2]
 ON_FILE = json.loads(SHIPPED.read_text())
 
 
@@ -34,3 +36,39 @@ def test_a_card_on_file_is_for_the_run_that_it_shows():
     assert found.passes == 2
     assert shipped_card("pardon", "another") is None
     assert shipped_card("nobody") is None
+
+
+@pytest.mark.parametrize("method", names("method"))
+def test_a_card_has_numbers_of_all_folders_of_results_in_one_metric_each(method):
+    lines = results_text(method, [ROOT / "results"]).splitlines()[3:]
+    assert any("the part of each world" in line for line in lines)
+    assert any("Digits4, leave two domains out, recipe converged" in line for line in lines)
+    assert not any("macro F1" in line for line in lines)
+    gaps = [line for line in lines if "difference to" in line]
+    assert (gaps == []) == (method in ("fedavg", "fedbn"))
+
+
+def test_a_card_says_what_a_difference_compares(tmp_path):
+    (line,) = (x for x in results_text("fedccrl", [tmp_path, ROOT / "results"]).splitlines()
+               if "Digits4, leave two" in x)  # fmt: skip
+    assert line.startswith("- Digits4, leave two domains out, recipe converged, tuned: accuracy ")
+    assert line.endswith(" (at lr=0.004, FedAvg at lr=0.008)")
+    (mean,) = (x for x in results_text("fedccrl", [ROOT / "results"]).splitlines()
+               if "PACS, leave two domains out, recipe desktop:" in x)  # fmt: skip
+    assert "accuracy 69.40 ± 0.71 on the test domains; difference to FedAvg +3.48 [" in mean
+    assert "No table includes it yet" in results_text("nobody", [ROOT / "results"])
+
+
+def test_every_paper_has_a_link_that_is_no_search():
+    papers = [(name, of) for name in names("method") for of in references(outline(name).citation)]
+    assert {name for name, _ in papers} == {*names("method")}
+    assert [name for name, paper in papers if "search" in paper.link] == []
+    (_, kernel) = references(outline("mmd").citation)
+    assert kernel.bibtex("mmd1").startswith("@article{mmd1,")
+    assert "  journal = {JMLR}," in kernel.bibtex("mmd1")
+    assert kernel.link == "https://jmlr.org/papers/v13/gretton12a.html"
+
+
+def test_no_card_refers_to_a_class_that_its_reader_does_not_see():
+    shared = ("PairwiseAligned", "DomainWeighted")
+    assert not [n for n in names("method") if any(word in outline(n).doc for word in shared)]

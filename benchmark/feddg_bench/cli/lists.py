@@ -145,7 +145,7 @@ def show_method_command(
     there, method = [folder for folder in folders if folder.is_dir()], outline(name)
     further = (extension.card(name, method, there) for extension in extensions())
     print_markdown(protection_text(method) + "".join(further))
-    print_markdown(results_text(name, [folder / "tables" for folder in folders]))
+    print_markdown(results_text(name, folders))
 
 
 NewDirectory = Annotated[

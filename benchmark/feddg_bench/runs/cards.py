@@ -17,9 +17,9 @@ from pydantic import TypeAdapter
 
 from feddg_bench.config.layers import dotted, paragraph
 from feddg_bench.config.schema import PrivacySettings, Resources
-from feddg_bench.data.protocols import TITLES
-from feddg_bench.plugins import dataset_title, outline
+from feddg_bench.plugins import method_title, outline
 from feddg_bench.protection.possible import sent_by
+from feddg_bench.records.metrics import find_metric
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan, Request
 
@@ -272,10 +272,14 @@ def protection_text(method: Outline) -> str:
 
 
 def results_text(method: str, folders: Iterable[Path]) -> str:
-    """Return a card's section on accuracy, from the first folder of tables that has the method."""
+    """Return a card's section on results, from the tables in and below a results folder.
+
+    The first of ``folders`` with a table that has the method is used.
+    """
     results: list[str] = []
     for folder in folders:
-        results = [line for path in sorted(folder.glob("*.csv")) for line in _result(path, method)]
+        paths = (*sorted(folder.glob("tables/*.csv")), *sorted(folder.glob("*/tables/*.csv")))
+        results = [line for path in paths for line in _results(path, method)]
         if results:
             break
     lines = results or [
@@ -284,28 +288,53 @@ def results_text(method: str, folders: Iterable[Path]) -> str:
     return "\n".join(["", "## Our results", "", *lines]) + "\n"
 
 
-def _result(path: Path, method: str) -> Iterator[str]:
-    """Yield the mean over test domains in a suite's table, and the difference to its reference."""
+def _results(path: Path, method: str) -> Iterator[str]:
+    """Yield the method's numbers in a table: a line for each group of columns that is not detail.
+
+    A group has its first mean and the difference to the reference, both in one metric; a group
+    without summaries has all its columns. Tables of papers are left out.
+    """
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [
-            row
-            for row in csv.DictReader(file)
-            if (row.get("table"), row.get("variant")) == (path.stem, "")
-            and row.get("group") == "test"
-        ]
-    own = (row for row in rows if row.get("method") == method)
-    kinds = {row["kind"]: row for row in own if row.get("kind") in ("mean", "difference")}
-    mean = kinds.get("mean")
-    if mean and mean["text"] and path.stem.startswith(f"{mean['dataset']}-"):
-        setup = mean["recipe"] + ", tuned" * path.stem.endswith("-tuned")
-        protocol = TITLES.get(mean["protocol"], mean["protocol"])
-        line = f"- {dataset_title(mean['dataset'])}, {protocol}, recipe {setup}: "
-        line += f"{mean['metric']} {mean['text']} on the test domains"
-        gap = kinds.get("difference", {})
-        if gap.get("value"):  # the reference method itself has none
-            other = next(row["row"] for row in rows if row["text"] == "reference")
-            line += f"; difference to {other} {gap['text'].lstrip(chr(39))}"
-        yield line
+        rows = [row for row in csv.DictReader(file) if row.get("table") == path.stem]
+    leaderboard = any(path.stem.startswith(f"{row['dataset']}-") for row in rows)
+    if not leaderboard and any(row["published"] for row in rows):
+        return
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        if (row["method"], row["row"], row["variant"]) == (method, method_title(method), ""):
+            groups.setdefault(row["group"], []).append(row)
+    for group, cells in groups.items():
+        kinds: dict[str, dict[str, str]] = {}
+        for cell in cells:
+            kinds.setdefault(cell["kind"], cell)
+        if group in ("val", "macro F1") or not any(cell["value"] for cell in cells):
+            continue
+        where = ", ".join(filter(None, (_title(path), group if group != "test" else "")))
+        if mean := kinds.get("mean"):
+            said = f"{find_metric(mean['metric']).title} {mean['text']} on the test domains"
+            gap = kinds.get("difference", {})
+            if any(map(str.isdigit, gap.get("text", ""))):  # none of the reference, or of its equal
+                other = next(row["row"] for row in rows if row["text"] == "reference")
+                said += f"; difference to {other} {_number(gap)}"
+            said += f" ({mean['footnotes']})" if mean["footnotes"] else ""
+        elif {*kinds} == {"measured"}:
+            said = "; ".join(f"{cell['column']} {_number(cell)}" for cell in cells if cell["value"])
+        else:
+            continue
+        yield f"- {where}: {said}"
+
+
+def _number(cell: Mapping[str, str]) -> str:
+    return cell["text"].lstrip("'")  # which keeps a spreadsheet from reading a sign as a formula
+
+
+def _title(path: Path) -> str:
+    """Return a table's title, which its Markdown file has; its name without that file."""
+    page = path.with_suffix(".md")
+    if not page.is_file():
+        return path.stem
+    with page.open(encoding="utf-8") as file:
+        return re.sub(r"\\(.)", r"\1", file.readline().removeprefix("# ").strip())
 
 
 def crossing_text(seen: Crossing) -> str:
@@ -343,10 +372,10 @@ def _line(item: Item) -> str:
 
 _PAPER = re.compile(
     r"(?P<authors>[^:]+): (?P<title>.+?), (?:(?P<venue>[A-Z][^,]*?) )?(?P<year>(?:19|20)\d\d)"
-    r"(?:, arXiv (?P<arxiv>\d{4}\.\d{5}))?(?: \(.*\))?"
+    r"(?:, arXiv (?P<arxiv>\d{4}\.\d{5}))?(?:, (?P<url>https://\S+))?(?: \(.*\))?"
 )
 
-_JOURNALS = ("TKDE", "TMLR")
+_JOURNALS = ("JMLR", "TKDE", "TMLR")
 
 
 @dataclass(frozen=True)
@@ -358,12 +387,13 @@ class Reference:
     year: str
     venue: str = ""  # such as `CVPR`; empty for a preprint
     arxiv: str = ""  # arXiv number; empty if none is given
+    url: str = ""  # of its page at the publisher; empty if none is given
 
     @property
     def link(self) -> str:
-        """URL of the paper: on arXiv, or else a search for its title in dblp."""
-        if self.arxiv:
-            return f"https://arxiv.org/abs/{self.arxiv}"
+        """URL of the paper: the given one, on arXiv, or else a search for its title in dblp."""
+        if self.url or self.arxiv:
+            return self.url or f"https://arxiv.org/abs/{self.arxiv}"
         return f"https://dblp.org/search?q={quote_plus(self.title)}"
 
     def bibtex(self, key: str) -> str:
@@ -375,6 +405,7 @@ class Reference:
             "year": self.year,
             "eprint": self.arxiv,
             "archivePrefix": "arXiv" if self.arxiv else "",
+            "url": self.url,
         }
         lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
         kind = "inproceedings" if self.venue else "misc"
@@ -383,7 +414,9 @@ class Reference:
 
 
 def references(citation: str) -> Iterator[Reference]:
-    """Yield the papers of a citation: ``AUTHORS: TITLE, VENUE YEAR, arXiv NUMBER``, by semicolons.
+    """Yield the papers of a citation, by semicolons: ``AUTHORS: TITLE, VENUE YEAR, arXiv NUMBER``.
+
+    The number can be followed or replaced by a URL, ``https://...``.
 
     Parts of another form are left out: the citation itself is shown, too.
 
@@ -393,5 +426,5 @@ def references(citation: str) -> Iterator[Reference]:
     for part in citation.split("; "):
         if match := _PAPER.fullmatch(part.strip()):
             authors = re.split(r", | and ", match["authors"])
-            rest = (match[name] or "" for name in ("venue", "arxiv"))
+            rest = (match[name] or "" for name in ("venue", "arxiv", "url"))
             yield Reference(tuple(authors), match["title"], match["year"], *rest)
