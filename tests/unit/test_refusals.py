@@ -73,7 +73,10 @@ def one_of(*good: str) -> Kind:
     return Kind(good, (good[0][:-1], good[0].upper(), "0", "true", "''", "null", f"[{good[0]}]"))
 
 
-TRUTH = Kind(("true", "false"), ("2", "-1", "0.5", "maybe", "''", "null", "[true]"))
+TRUTH = Kind(
+    ("true", "false", "on", "No"),
+    ("0", "1", "0.", "1.0", "'yes'", "2", "-1", "0.5", "maybe", "''", "null", "[true]"),
+)
 NEVER = ("[1, 2", "{a: 1}", "'9': [", "9" * 5000, "[" * 5000, "&a [*a]", "!!python/name:os.system")
 """Values that no setting takes; some readers never finish an integer of 5,000 digits."""
 CROP = ("[1.0, 0.5]", "[0, 1]", "[0.5, 1.5]", "[0.5]", "[a, b]", "[true, true]", "0.5", "[.nan, 1]")
@@ -412,6 +415,9 @@ CALLS: list[tuple[Any, ...]] = [
             (FederationSettings, {"rounds": True}),
             (FederationSettings, {"server_lr": False}),
             (FederationSettings, {"per_round": True}),
+            (TrainSettings, {"fold_batch_norm": 0.0}),
+            (TrainSettings, {"fold_batch_norm": "on"}),
+            (load_method("ccst").Settings, {"style_augment": 1}),
             (FederationSettings, {"rounds": 10**9}),
             (AugmentSettings, {"crop_scale": [True, 1]}),
             (TrainSettings, {"batch_size": 10**14}),

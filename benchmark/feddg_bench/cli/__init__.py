@@ -35,6 +35,7 @@ from feddg_bench.common.errors import (
     raise_in_handler,
     unknown,
 )
+from feddg_bench.common.files import kept_here
 from feddg_bench.config.layers import dotted_keys
 from feddg_bench.config.names import meant
 from feddg_bench.extensions import extensions
@@ -102,7 +103,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         _refuse_nothing(sys.argv[1:])
-        sys.exit(_command()(standalone_mode=False))
+        sys.exit(_command()([*map(_kept_here, sys.argv[1:])], standalone_mode=False))
     except (FeddgError, UsageError) as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error, file=sys.stderr)
@@ -123,6 +124,12 @@ def main() -> None:
         text = f"cannot use {where}{error.strerror}; mend that or name another place"
         print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _kept_here(word: str) -> str:
+    """Return an argument in which a path such as ``./~name`` stays below the working folder."""
+    option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{option}{equals}{kept_here(path)}"
 
 
 def _refuse_nothing(words: Sequence[str]) -> None:

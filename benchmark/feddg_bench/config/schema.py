@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.common.files import absolute
+from feddg_bench.common.files import absolute, kept_here
 from feddg_bench.config.reading import read_names
 
 MANY = 1_000_000
@@ -24,7 +24,7 @@ MANY = 1_000_000
 
 
 class Section(BaseModel):
-    """A frozen group of settings; unknown keys are errors, and so are booleans for numbers.
+    """A frozen group of settings; unknown keys are errors, and so are numbers for truth values.
 
     -0.0 becomes 0.0, so that equal computations have the same key.
     """
@@ -35,7 +35,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_endless_list_and_no_truth_value_for_a_number(
+    def _no_endless_list_and_no_confusion_of_numbers_and_truth_values(
         cls, value: Any, info: ValidationInfo
     ) -> Any:
         if isinstance(value, (Iterator, range)):  # it may be endless
@@ -43,6 +43,8 @@ class Section(BaseModel):
         kind = cls.model_fields[str(info.field_name)].annotation
         if _holds_bool(value) and _names(kind, int, float) and not _names(kind, bool, Any):
             raise PydanticCustomError("number", "a number is expected, not true or false")
+        if _names(kind, bool) and not _names(kind, int, float, Any) and not _may_be(kind, value):
+            raise PydanticCustomError("truth", "true or false is expected")
         return value
 
     @field_validator("*", mode="after")
@@ -62,6 +64,22 @@ def _without_minus_zero(value: Any) -> Any:
 def _holds_bool(value: Any) -> bool:
     items = value if isinstance(value, (list, tuple)) else (value,)
     return any(isinstance(item, bool) for item in items)
+
+
+def _may_be(annotation: Any, value: Any) -> bool:
+    """Return whether a value is a truth value, or one that a `Literal` of an annotation names.
+
+    Pydantic also takes numbers and words such as 0.0 and ``off``, which are more often mistakes.
+    """
+    named = get_args(annotation) if get_origin(annotation) is Literal else ()
+    parts = () if named else get_args(annotation)
+    null = value is None and annotation is type(None)
+    return (
+        type(value).__name__ in ("bool", "bool_")  # Python's or NumPy's
+        or null
+        or value in named
+        or any(_may_be(part, value) for part in parts)
+    )
 
 
 def _removed(what: str, instead: str) -> PydanticCustomError:
@@ -528,7 +546,7 @@ class Resources(Section):
     def _names_a_folder(cls, value: Any) -> Any:
         if value == "":  # as a path it would be the working folder
             raise ValueError("expected the name of a folder, not an empty text")
-        return value
+        return kept_here(value) if isinstance(value, str) else value
 
     @field_validator("logger", mode="before")
     @classmethod

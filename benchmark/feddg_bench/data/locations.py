@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.common.files import absolute, expanded, write_whole
+from feddg_bench.common.files import absolute, expanded, kept_here, write_whole
 from feddg_bench.config.layers import Layer, load_layer
 from feddg_bench.config.reading import read_yaml
 
@@ -17,7 +17,7 @@ from feddg_bench.config.reading import read_yaml
 def settings_file() -> Path:
     """Return the user's settings file, ``$FEDDG_CONFIG`` or in ``~/.config``; it need not exist."""
     named = os.environ.get("FEDDG_CONFIG")
-    return expanded(Path(named or "~/.config/feddg-bench/settings.yaml"))
+    return expanded(Path(kept_here(named or "~/.config/feddg-bench/settings.yaml")))
 
 
 def check_root(explicit: Path | None) -> None:
@@ -55,8 +55,10 @@ def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list
     roots = []
     for key, folder in named.items():
         if isinstance(folder, str):
-            start = Path() if key == "$FEDDG_DATA" else path.parent
-            roots.append(start / expanded(Path(folder)))
+            own = key != "$FEDDG_DATA"
+            beside = own and folder.startswith("./")  # of the file; `~` is then part of a name
+            named_folder = Path(folder) if beside else expanded(Path(kept_here(folder)))
+            roots.append(path.parent / named_folder if own else named_folder)
         elif folder is not None:
             raise SettingsError(f"{key} in {path} must be a folder's name, not {folder!r}")
     return list(dict.fromkeys(roots))
