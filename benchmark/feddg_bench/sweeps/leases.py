@@ -27,6 +27,8 @@ from feddg_bench.common.errors import DataError, printable
 _LENGTH = 1024
 """Bytes of a lease: its text is replaced in place, by one write that a kill cannot divide."""
 
+_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # a link could lead anywhere
+
 
 class _Content(BaseModel):
     deaths: int = 0  # holders that died in succession, the present one included
@@ -73,7 +75,7 @@ class Leases:
         path = self.folder / f"{key}.lock"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            file = os.fdopen(os.open(path, _FLAGS, 0o666), "r+b")
         except OSError as error:
             raise _unwritable(path, error) from error
         try:
