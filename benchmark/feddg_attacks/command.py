@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddg_attacks.records import ATTACKERS, Attacker, AttackRecord, Interval
+from feddg_bench.cli.help import OUTPUT, SETUP, WHAT, option
 from feddg_bench.cli.options import (
     Experiment,
     Json,
@@ -49,32 +50,44 @@ class AttackCommand(Attacking, Experiment):
 
     kind: Annotated[
         str,
-        typer.Option(
-            "--kind", "--kinds", help=f"Comma-separated, or all: {', '.join(names('attack'))}."
+        option(
+            WHAT,
+            *("--kind", "--kinds"),
+            metavar="NAMES",
+            help="comma-separated, or all; see above",
         ),
     ] = "membership"
-    attacker: Annotated[str, typer.Option(help="The attacker: server, client or eavesdropper.")] = (
-        ATTACKERS[0]
-    )
+    attacker: Annotated[
+        str, option(WHAT, metavar="NAME", help="server (default), client or eavesdropper")
+    ] = ATTACKERS[0]
     sizes: Annotated[
-        str | None, typer.Option(help="Images a client, such as 10,30,60; a run for each.")
+        str | None,
+        option(SETUP, metavar="LIST", help="images a client, such as 10,30,60; a run each"),
     ] = None
     items: Annotated[
         str | None,
-        typer.Option(help="Messages to attack, such as style; by default all."),
+        option(WHAT, metavar="NAMES", help="messages to attack, such as style; default all"),
     ] = None
     lpips: Annotated[
         Path | None,
-        typer.Option(help="Weights of torchvision's squeezenet1_1: pictures are judged by LPIPS."),
+        option(
+            OUTPUT,
+            rare=True,
+            metavar="FILE",
+            help="weights of torchvision's squeezenet1_1: pictures are judged by LPIPS",
+        ),
     ] = None
     inception: Annotated[
         Path | None,
-        typer.Option(
-            help="Weights of the Inception network that FID is defined by, as torch-fidelity has "
-            "it: pictures are judged by FID, KID and the Inception Score."
+        option(
+            OUTPUT,
+            rare=True,
+            metavar="FILE",
+            help="weights of the Inception network that FID is defined by, as torch-fidelity has "
+            "it: pictures are judged by FID, KID and the Inception Score",
         ),
     ] = None
-    again: Annotated[bool, typer.Option(help="Repeat recorded attacks.")] = False
+    again: Annotated[bool, option(OUTPUT, help="repeat recorded attacks")] = False
     json_: Json = False
 
     def __call__(self) -> None:

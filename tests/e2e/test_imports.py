@@ -49,7 +49,7 @@ for command in commands:
     try:
         cli.main()
     except SystemExit as stop:
-        refused = command.startswith("run") and "--help" not in command
+        refused = command.startswith("run ") and "--help" not in command
         assert (stop.code or 0) == 2 * refused, (command, stop.code)
     look(command, *heavy)
     if command == "methods show fedavg":

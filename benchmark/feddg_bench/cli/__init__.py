@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from types import FrameType
@@ -21,6 +21,7 @@ import typer
 import feddg_bench
 from feddg_bench.cli.data import data_app
 from feddg_bench.cli.figures import figures_app
+from feddg_bench.cli.help import EXAMPLES, Command
 from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
 from feddg_bench.cli.predict import predict_command
 from feddg_bench.cli.run import profile_command, resume_command, run_command
@@ -51,24 +52,30 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help takes half the time
     help="Federated domain generalisation: one loop, every method a plugin, numbers that repeat.",
 )
-app.command("run")(run_command)
-app.command("resume")(resume_command)
-app.command("predict")(predict_command)
-app.command("sweep")(sweep_command)
-app.command("tune")(tune_command)
-app.command("runs")(runs_command)
-app.command("tables")(tables_command)
+
+
+def _add(name: str, function: Callable[..., None]) -> None:
+    app.command(name, cls=Command, epilog=EXAMPLES.get(name))(function)
+
+
+_add("run", run_command)
+_add("resume", resume_command)
+_add("predict", predict_command)
+_add("sweep", sweep_command)
+_add("tune", tune_command)
+_add("runs", runs_command)
+_add("tables", tables_command)
 app.add_typer(figures_app, name="figures")
-app.command("report")(report_command)
+_add("report", report_command)
 app.add_typer(results_app, name="results")
-app.command("profile")(profile_command)
+_add("profile", profile_command)
 for _extension in extensions():
     for _name, _further in _extension.commands().items():
-        app.command(_name)(_further)
+        _add(_name, _further)
 app.add_typer(methods_app, name="methods")
 app.add_typer(datasets_app, name="datasets")
 app.add_typer(recipes_app, name="recipes")
-app.command("settings")(settings_command)
+_add("settings", settings_command)
 app.add_typer(data_app, name="data")
 
 

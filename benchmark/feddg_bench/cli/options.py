@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from feddg_bench.cli.help import DATA, OUTPUT, SETUP, WHAT, WHERE, option
 from feddg_bench.common.errors import in_a_line, printable
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import Resources
@@ -22,10 +23,128 @@ from feddg_bench.runs.request import FLAGS, NAMES, Request
 
 T = TypeVar("T")
 
-Where = Annotated[Path, typer.Option(help="Folder of records and checkpoints.")]
+
+# What to run
+Methods = Annotated[
+    str | None,
+    option(
+        WHAT,
+        *("--method", "--methods"),
+        metavar="NAMES",
+        help="comma-separated, or all; see `feddg-bench methods`",
+    ),
+]
+DataName = Annotated[
+    str | None, option(WHAT, metavar="NAME", help="data set; see `feddg-bench datasets`")
+]
+Protocols = Annotated[
+    str | None, option(WHAT, metavar="NAMES", help="ltdo, lodo (default of folder) or wilds")
+]
+Scenarios = Annotated[
+    str | None,
+    option(WHAT, metavar="NAMES", help="such as ip-o-c, or all; default the protocol's"),
+]
+Seeds = Annotated[
+    str | None,
+    option(WHAT, "--seeds", "--seed", metavar="LIST", help="such as 0,1,2 or 0-2"),
+]
+NumSeeds = Annotated[
+    int | None, option(WHAT, metavar="N", help="instead of --seeds: N seeds, counted from 0")
+]
+Recipe = Annotated[
+    str | None,
+    option(WHAT, metavar="NAME", help="name or YAML file; default the data set's own"),
+]
+Readings = Annotated[
+    str | None,
+    option(
+        WHAT,
+        rare=True,
+        metavar="NAME",
+        help="of a paper's recipe: published, as its tables were computed; or corrected, the "
+        f"papers' own formulas (default {Request.readings})",
+    ),
+]
+Tuned = Annotated[
+    bool | None,
+    option(WHAT, "--tuned", help="use the settings selected by `tune` (tuned=ltdo: on LTDO)"),
+]
+
+# Setup
+Pairs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="settings; see `feddg-bench settings`"),
+]
+Rounds = Annotated[int | None, option(SETUP, metavar="N", help="rounds of a run")]
+Clients = Annotated[int | None, option(SETUP, metavar="N", help="all clients")]
+PerRound = Annotated[
+    int | None, option(SETUP, metavar="K", help="clients that are sampled each round")
+]
+Lambda = Annotated[
+    float | None,
+    option(
+        SETUP,
+        *("--lambda", "--heterogeneity"),
+        metavar="X",
+        help="0: one domain per client; 1: all clients IID",
+    ),
+]
+Config = Annotated[
+    list[Path] | None, option(SETUP, "--config", metavar="FILE", help="YAML file of settings")
+]
+Set = Annotated[
+    list[str] | None,
+    option(SETUP, "--set", rare=True, metavar="KEY=VALUE", help="such as train.lr=0.001"),
+]
+Portable = Annotated[
+    bool | None,
+    option(
+        SETUP, "--portable", rare=True, help="the same bits on every x86-64 CPU with AVX2; slower"
+    ),
+]
+
+# Data
+DataRoot = Annotated[
+    Path | None,
+    option(DATA, metavar="DIR", help="default that of `data path`, or $FEDDG_DATA"),
+]
+CacheDir = Annotated[
+    Path | None,
+    option(DATA, metavar="DIR", help="decoded images; default $FEDDG_CACHE or ~/.cache"),
+]
+SplitCsv = Annotated[
+    Path | None,
+    option(DATA, rare=True, metavar="FILE", help="split file; replaces our own splits"),
+]
+
+# Where it runs
+Device = Annotated[
+    str, option(WHERE, metavar="NAME", help="auto (default), cpu, cuda (all GPUs) or cuda:0,2")
+]
+Workers = Annotated[
+    int, option(WHERE, metavar="N", help="processes; 0: one per core or per GPU (default)")
+]
+Threads = Annotated[int, option(WHERE, metavar="N", help="of each worker; changes the last bits")]
+Engine = Annotated[
+    str, option(WHERE, metavar="NAME", help="processes (default), ray; of a sweep also slurm")
+]
+Address = Annotated[
+    str | None,
+    option(
+        WHERE,
+        rare=True,
+        metavar="HOST:PORT",
+        help="Ray cluster, or auto; else one is started for the command",
+    ),
+]
+
+# Output
+Where = Annotated[Path, option(OUTPUT, metavar="DIR", help="folder of records and checkpoints")]
 Folders = Annotated[
     list[Path] | None,
-    typer.Option("--results", help="Folder of records, repeatable; default runs, else results."),
+    option(
+        OUTPUT, "--results", metavar="DIR", help="records, repeatable; default runs, else results"
+    ),
 ]
 Filters = Annotated[
     list[str] | None,
@@ -36,102 +155,18 @@ Filters = Annotated[
         "repeatable.",
     ),
 ]
-Methods = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        "--methods",
-        help=f"Comma-separated, or all; see `feddg-bench methods`. Default {Request.method}.",
-    ),
-]
-Protocols = Annotated[
-    str | None,
-    typer.Option(
-        help="ltdo, lodo or wilds; some commands take several, comma-separated. Default ltdo, or "
-        "lodo for the data set folder."
-    ),
-]
-DataName = Annotated[
-    str | None, typer.Option(help=f"See `feddg-bench datasets`. Default {Request.dataset}.")
-]
-Scenarios = Annotated[
-    str | None,
-    typer.Option(
-        help="Such as ac-p-s; some commands take several, comma-separated, or all for every pair. "
-        "Default the protocol's."
-    ),
-]
-Recipe = Annotated[
-    str | None, typer.Option(help="A recipe's name or a YAML file. Default the data set's own.")
-]
-Readings = Annotated[
-    str | None,
-    typer.Option(
-        help="Of a paper's recipe: published, as its tables were computed; or corrected, the "
-        f"papers' own formulas. Default {Request.readings}."
-    ),
-]
-Tuned = Annotated[
-    bool | None,
-    typer.Option(
-        "--tuned", help="Settings that `feddg-bench tune` chose; tuned=ltdo takes that protocol's."
-    ),
-]
-Seeds = Annotated[
-    str | None,
-    typer.Option(
-        "--seeds", "--seed", help=f"Such as 0,1,2 or 0-2. Default {Request.seeds}; of tune 100-102."
-    ),
-]
-NumSeeds = Annotated[
-    int | None,
-    typer.Option(help="That many seeds, counted from 0; of tune from 100. Instead of --seeds."),
-]
-DataRoot = Annotated[
-    Path | None, typer.Option(help="Folder of the data; else that of `data path`, or $FEDDG_DATA.")
-]
-CacheDir = Annotated[
-    Path | None, typer.Option(help="Folder of decoded images; else $FEDDG_CACHE or ~/.cache.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda (all GPUs), cuda:N or cuda:0,2.")]
-Workers = Annotated[
-    int, typer.Option(help="Processes that train clients; 0 is one a core or one a GPU.")
-]
-Threads = Annotated[
-    int, typer.Option(help="CPU threads of each worker; the numbers' last bits depend on it.")
-]
-Engine = Annotated[
-    str, typer.Option(help="processes of this machine; ray, a cluster; of a sweep also slurm.")
-]
-Address = Annotated[
-    str | None,
-    typer.Option(help="Ray cluster, HOST:PORT or auto; else one is started for the command."),
-]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of a run.")]
-Clients = Annotated[int | None, typer.Option(help="N, all clients.")]
-PerRound = Annotated[int | None, typer.Option(help="K, the clients sampled each round.")]
-Lambda = Annotated[
-    float | None,
-    typer.Option(
-        "--heterogeneity", "--lambda", help="lambda in [0, 1]; 1 is the same mixture for all."
-    ),
-]
-Portable = Annotated[
-    bool | None,
-    typer.Option("--portable", help="The same bits on every x86-64 CPU with AVX2; slower."),
-]
 Logger = Annotated[
     str | None,
-    typer.Option(help="Loggers of the runs, comma-separated: csv, tensorboard, mlflow."),
+    option(OUTPUT, metavar="NAMES", help="csv, tensorboard, mlflow; comma-separated"),
 ]
 Wandb = Annotated[
-    str, typer.Option(help="W&B tracking: online, offline (no account needed) or off.")
+    str, option(OUTPUT, metavar="MODE", help="online, offline (no account) or off (default)")
 ]
-WandbProject = Annotated[str, typer.Option(help="W&B project; the entity is $WANDB_ENTITY.")]
-Config = Annotated[list[Path] | None, typer.Option("--config", help="YAML file of settings.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as train.lr=0.001.")]
-Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+WandbProject = Annotated[
+    str,
+    option(OUTPUT, rare=True, metavar="NAME", help="W&B project; the entity is $WANDB_ENTITY"),
+]
+Json = Annotated[bool, option(OUTPUT, "--json", help="print one JSON document and nothing else")]
 
 
 def _dataset(name: str) -> str:
@@ -147,7 +182,6 @@ Dataset = Annotated[
     str,
     typer.Argument(metavar="DATASET", help="See `feddg-bench data list`.", callback=_dataset),
 ]
-SplitCsv = Annotated[Path | None, typer.Option(help="Split file; replaces our own splits.")]
 
 
 @dataclass(frozen=True)
@@ -231,7 +265,10 @@ class Recording(Machine):
 
     results: Where = FOLDERS[0]
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Rounds between checkpoints; default: 30 seconds.")
+        int | None,
+        option(
+            OUTPUT, rare=True, metavar="N", help="rounds between checkpoints; default 30 seconds"
+        ),
     ] = None
     logger: Logger = None
     wandb: Wandb = "off"

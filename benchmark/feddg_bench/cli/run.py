@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddg_bench.cli.help import DATA, OUTPUT, WHERE, option
 from feddg_bench.cli.options import (
     Experiment,
     Json,
@@ -47,31 +48,35 @@ class RunRecording(Recording):
 
     client_timeout: Annotated[
         float | None,
-        typer.Option(
-            min=1, help="Seconds that a client may take before the run ends. Default no limit."
+        option(
+            WHERE,
+            min=1,
+            metavar="SECONDS",
+            rare=True,
+            help="that a client may take before the run ends; default no limit",
         ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunCommand(RunRecording, Experiment):
-    """Train methods, record every run and print a table of each.
+    """Train methods, record every run and print a table.
 
-    Recorded runs are not repeated; interrupted ones resume from their checkpoint. KEY can be
-    shortened to its last part if that is unique: lr=0.1 is train.lr=0.1.
+    Recorded runs are not repeated, interrupted ones resume. By default: FedAvg on Digits4, ltdo,
+    seed 0. KEY can be its last part: lr=0.1 is train.lr=0.1.
     """
 
     keep: Annotated[
         str | None,
-        typer.Option(help="Global models to keep beside the record: last, best or both."),
+        option(OUTPUT, metavar="NAMES", help="models to keep: last, best or last,best"),
     ] = None
-    again: Annotated[
-        bool, typer.Option(help="Repeat recorded runs; the old records stay beside the new.")
-    ] = False
+    again: Annotated[bool, option(OUTPUT, help="repeat recorded runs; the old records stay")] = (
+        False
+    )
     dry_run: Annotated[
-        bool, typer.Option(help="List the runs and their status without running anything.")
+        bool, option(OUTPUT, help="list the runs and their status without running")
     ] = False
-    verbose: Annotated[bool, typer.Option(help="With --dry-run: every resolved setting.")] = False
+    verbose: Annotated[bool, option(OUTPUT, help="with --dry-run: every resolved setting")] = False
     json_: Json = False
 
     def __call__(self) -> None:
@@ -292,7 +297,12 @@ class ProfileCommand(Machine, Experiment):
 
     synthetic: Annotated[
         int | None,
-        typer.Option(min=1, help="Use random images, this many a client, instead of the data."),
+        option(
+            DATA,
+            min=1,
+            metavar="N",
+            help="use N random images a client instead of the data",
+        ),
     ] = None
     json_: Json = False
 

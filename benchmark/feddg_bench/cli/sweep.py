@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddg_bench.cli.help import OUTPUT, SETUP, WHERE, option
 from feddg_bench.cli.options import Machine, Names, Recording, command, stopped
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.files import from_here
@@ -36,7 +37,12 @@ class SweepRecording(Recording):
     """Where a sweep's runs are computed and recorded."""
 
     workers: Annotated[
-        int, typer.Option(help="Runs at a time, one a process; 0 is one a core or one a GPU.")
+        int,
+        option(
+            WHERE,
+            metavar="N",
+            help="runs at a time; 0: one per core or per GPU (default)",
+        ),
     ] = 0
 
     def resources(self) -> Resources:
@@ -48,15 +54,34 @@ class SweepRecording(Recording):
 class Slurm:
     """Resources that ``--engine slurm`` requests from a cluster."""
 
-    jobs: Annotated[int, typer.Option(min=1, help="With --engine slurm: workers, a job each.")] = 1
-    gpus_per_job: Annotated[int, typer.Option(min=0, help="GPUs of each job.")] = 0
+    jobs: Annotated[
+        int,
+        option(WHERE, min=1, metavar="N", help="with --engine slurm: number of jobs"),
+    ] = 1
+    gpus_per_job: Annotated[
+        int,
+        option(WHERE, min=0, metavar="N", rare=True, help="GPUs of each job"),
+    ] = 0
     time: Annotated[
-        str, typer.Option(help="Limit of each job; it is queued again until all is done.")
+        str,
+        option(
+            WHERE,
+            rare=True,
+            metavar="TIME",
+            help="limit of each job, which is queued again until all is done",
+        ),
     ] = "4:00:00"
-    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None
+    partition: Annotated[
+        str | None, option(WHERE, rare=True, metavar="NAME", help="Slurm partition")
+    ] = None
     slurm: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY[=VALUE]", help="Another option of sbatch, such as mem=16G."),
+        option(
+            WHERE,
+            rare=True,
+            metavar="KEY[=VALUE]",
+            help="another option of sbatch, such as mem=16G; repeatable",
+        ),
     ] = None
 
 
@@ -69,13 +94,15 @@ class SweepCommand(Slurm, SweepRecording):
     or ray starts it on a cluster.
     """
 
-    file: Annotated[Path, typer.Argument(help="Sweep file, as for `wandb sweep`; or a name: ltdo.")]
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="as for `wandb sweep`; or a name such as ltdo")
+    ]
     pairs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Hold for all runs; replace the file's."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="for all runs; replace the file's"),
     ] = None
-    dry_run: Annotated[bool, typer.Option(help="List the runs and compute nothing.")] = False
-    retry_failed: Annotated[bool, typer.Option(help="Try runs again that failed.")] = False
+    dry_run: Annotated[bool, option(OUTPUT, help="list the runs without running")] = False
+    retry_failed: Annotated[bool, option(OUTPUT, help="try failed runs again")] = False
 
     def __call__(self) -> None:
         """Run the command."""
@@ -335,16 +362,21 @@ class TuneCommand(SweepRecording, Names):
     RESULTS/tuning holds the trials and the ledgers that `run --tuned` reads.
     """
 
-    trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each method.")] = 8
+    trials: Annotated[
+        int,
+        option(SETUP, min=1, max=1000, metavar="N", help="trials of each method"),
+    ] = 8
     ranges: Annotated[
         Path | None,
-        typer.Option(help="Folder of METHOD.yaml, sweep files with ranges. Default sweeps/tune."),
+        option(
+            SETUP,
+            metavar="DIR",
+            help="sweep files METHOD.yaml with ranges; default our own",
+        ),
     ] = None
-    race: Annotated[
-        bool, typer.Option(help="Stop trials that have lost too many seeds to lead clearly.")
-    ] = False
-    dry_run: Annotated[bool, typer.Option(help="List the trials and compute nothing.")] = False
-    retry_failed: Annotated[bool, typer.Option(help="Make trials again that failed.")] = False
+    race: Annotated[bool, option(SETUP, help="stop trials that can no longer lead clearly")] = False
+    dry_run: Annotated[bool, option(OUTPUT, help="list the trials without running")] = False
+    retry_failed: Annotated[bool, option(OUTPUT, help="make failed trials again")] = False
 
     def __call__(self) -> None:
         """Run the command."""

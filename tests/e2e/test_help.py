@@ -1,0 +1,95 @@
+"""The help of commands: short, grouped, one line per option, in a pipe and in a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from feddg_bench.cli.help import EXAMPLES
+
+Run = Callable[..., Any]
+RARE = ("--readings", "--set ", "--split-csv", "--address", "--client-timeout", "--wandb-project")
+
+
+@pytest.mark.parametrize(
+    ("command", "most"),
+    [
+        ("run", 62),
+        ("tune", 62),
+        ("profile", 62),
+        ("attack", 62),
+        ("sweep", 45),
+        ("runs", 30),
+        ("resume", 30),
+    ],
+)
+def test_help_is_short_and_grouped(
+    feddg: Run, monkeypatch: pytest.MonkeyPatch, command: str, most: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = feddg(command, "--help")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert len(lines) <= most
+    assert max(map(len, lines)) <= 80
+    options = [line for line in lines if line.startswith("  --")]
+    heads = [line.rstrip(":") for line in lines if line.endswith(":") and line[0] != " "]
+    order = ("Arguments", "What to run", "Setup", "Data", "Where it runs", "Output", "Examples")
+    assert heads == [head for head in order if head in heads]
+    assert len(heads) > 2
+    # one line each, without the negative halves of switches
+    assert [line for line in lines if line.startswith(" " * 10)] == []
+    assert [line for line in options if " / " in line or "--no-" in line] == []
+
+
+def test_rare_options_are_shown_with_all(feddg: Run) -> None:
+    brief, whole = feddg("run", "--help"), feddg("run", "--help", "--all")
+    assert feddg("run", "--all", "--help").out == whole.out
+    assert [name for name in RARE if name in brief.out] == []
+    assert [name for name in RARE if name not in whole.out] == []
+    assert "--help --all also shows 8 rare options." in brief.out
+    assert "rare option" not in whole.out
+    refused = feddg("run", "--all", "--dry-run")
+    assert (refused.code, refused.out) == (2, "")
+    assert "there is no option --all" in refused.err
+
+
+def test_negative_halves_are_accepted(feddg: Run) -> None:
+    words = ("--scenario", "ip-o-c", "--no-again", "--no-verbose", "--dry-run")
+    assert feddg("run", *words).code == 0
+
+
+@pytest.mark.parametrize("line", [x for text in EXAMPLES.values() for x in text.splitlines()])
+def test_examples_of_the_help_are_valid(feddg: Run, line: str) -> None:
+    name, command, *words = line.split()
+    assert (name, len(line) <= 76) == ("feddg-bench", True)
+    if command in ("run", "sweep", "tune"):
+        done = feddg(command, *words, "--dry-run")
+        assert done.code == 0, done.err
+    else:
+        assert "there is no option" not in feddg(command, *words, "--no-such").err.replace(
+            "there is no option --no-such", ""
+        )
+
+
+def test_help_is_the_same_in_a_terminal() -> None:
+    words = [sys.executable, "-m", "feddg_bench", "run", "--help"]
+    environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
+    piped = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    inside, outside = pty.openpty()
+    with subprocess.Popen(words, env=environment, stdout=outside, stderr=outside) as process:
+        os.close(outside)
+        parts = []
+        with suppress(OSError):  # Linux reports the end of a terminal as an error
+            while part := os.read(inside, 65536):
+                parts.append(part)
+        assert process.wait() == 0
+    os.close(inside)
+    assert b"".join(parts).decode().replace("\r\n", "\n") == piped.stdout
