@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.plugins import load_method, names
 from feddg_bench.runs.request import Datasets
-from feddg_bench.sweeps.definition import Choice, Range, load_sweep
-from feddg_bench.sweeps.jobs import jobs
+from feddg_bench.sweeps.definition import Choice, Range, load_ranges, load_sweep
+from feddg_bench.sweeps.jobs import Failures, jobs
 from feddg_bench.sweeps.search import open_search
 from tests.helpers import refused
 
@@ -185,6 +186,73 @@ def test_random_points_repeat_and_go_on(file: Path) -> None:
     assert {p["c"] for p in points} == {1, 2, 3}
     assert {p["d"] for p in points} == {0.0, 0.25, 0.5, 0.75, 1.0}
     assert 0.85 < sum(p["e"] == "x" for p in points) / 400 < 0.95
+
+
+def test_multiples_of_q() -> None:
+    """W&B's rule; the first version of the draws began at min, with 0.1 + 0.2 in keys."""
+    fifths = Range(0.05, 0.95, step=0.1)
+    places = (0.0, 0.25, 0.5, 0.999)
+    assert [fifths.draw(place) for place in places] == [0.0, 0.3, 0.5, 0.9]
+    assert [fifths.draw(place, 1) for place in places] == [
+        *(0.05, 0.05 + 0.1 * 2, 0.05 + 0.1 * 5, 0.05 + 0.1 * 9)
+    ]
+    assert {Range(1.0, 9.0, step=2.0).draw(n / 100) for n in range(100)} == {0, 2, 4, 6, 8}
+
+
+QUANTISED = {"train.lr": {"distribution": "q_uniform", "min": 0.05, "max": 0.95, "q": 0.1}}
+
+
+def test_a_search_that_has_begun_keeps_its_draws(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameters = {"scenario": {"value": "ip-o-c"}, **QUANTISED}
+    sweep = load_sweep(write(file, method="random", run_cap=4, parameters=parameters))
+    old = replace(sweep, version=1)
+    plain = replace(sweep, parameters={"scenario": Choice(("ip-o-c",))})
+    assert len({old.id, sweep.id, plain.id}) == 3
+    assert plain.id == replace(plain, version=1).id
+    root = file.parent / "r"
+    new = [job.key for job in open_search(sweep, root).jobs()]
+    before = [job.key for job in open_search(old, root).jobs()]
+    Failures(root).save(open_search(sweep, root).jobs()[0], "it failed")
+    assert [job.key for job in open_search(sweep, root).jobs()] == new
+    assert not caplog.messages
+    Failures(root).save(open_search(old, root).jobs()[-1], "it failed")
+    assert [job.key for job in open_search(sweep, root).jobs()] == before
+    assert caplog.messages == ["this search began with steps of q from min, and goes on with them"]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "told"),
+    [
+        ("hyper.mu", {"min": 0, "max": 1}, True),
+        ("lambda", {"min": 0, "max": 1}, True),
+        ("world.q", {"min": 0, "max": 1}, True),
+        ("hyper.mu", {"min": 0, "max": 1, "distribution": "uniform"}, False),
+        ("hyper.mu", {"min": 0, "max": 1, "distribution": "int_uniform"}, False),
+        ("hyper.mu", {"min": 0.0, "max": 1.0}, False),
+        ("rounds", {"min": 1, "max": 9}, False),
+        ("federation.per_round", {"min": 1, "max": 9}, False),
+    ],
+    ids=str,
+)
+def test_whole_bounds_of_a_setting_that_takes_fractions_are_told(
+    file: Path, caplog: pytest.LogCaptureFixture, name: str, spec: dict[str, Any], *, told: bool
+) -> None:
+    named = {"method": {"values": ["fedavg", "fedprox"]}, "dataset": {"value": "planted_tint"}}
+    write(file, method="random", run_cap=6, parameters={**named, name: spec})
+    load_sweep(file)
+    said = (
+        f"{file}: the bounds of {name} are whole, so W&B and `sweep` draw whole numbers only; for "
+        f"all numbers from 0 to 1 add distribution: uniform"
+    )
+    assert caplog.messages == [said] * told
+    caplog.clear()
+    load_ranges(write(file.with_stem("fedprox"), parameters={"hyper.mu": {"min": 0, "max": 1}}))
+    assert len(caplog.messages) == 1
+    caplog.clear()
+    load_sweep(write(file, parameters={"hyper.mu": {"min": 0, "max": 1}}))  # a grid of both
+    assert not caplog.messages
 
 
 GOOD: dict[str, Any] = {"parameters": {"seed": {"values": [0, 1]}}}

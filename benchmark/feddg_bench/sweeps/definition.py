@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import accumulate, islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from feddg_bench import plugins
-from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.common.errors import FeddgError, SettingsError, unknown
 from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
-from feddg_bench.config.layers import Layer, full_key, load_layer
+from feddg_bench.config.layers import Layer, dotted_fields, full_key, load_layer
 from feddg_bench.config.names import SYMBOLS
+from feddg_bench.config.reading import read_names
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
-from feddg_bench.runs.request import NAMES, SEEDS, owners
+from feddg_bench.runs.request import NAMES, SEEDS, Request, owners
+
+logger = logging.getLogger(__name__)
 
 Point = dict[str, Any]
 """Parameter -> value."""
@@ -33,6 +39,9 @@ _DISTRIBUTIONS = (*_LISTED, "uniform", "int_uniform", "q_uniform", "log_uniform_
 _MACRO = "${args_no_hyphens}"
 TARGETS = tuple(f"{split}/{metric}" for split in ("val", "id_val") for metric in METRICS)
 """Split and metric, over all of the split's images, after the last round."""
+VERSION = 2
+"""Version of the draws. 2 rounds ``q_uniform`` to multiples of q, as W&B documents it; 1 counted
+steps of q from the lower bound. A search that has begun keeps its version."""
 MAX_POINTS = 10_000
 """Maximum number of points in a sweep: more are a mistake, and planning them would take hours."""
 
@@ -44,7 +53,7 @@ class Choice:
     values: tuple[Any, ...]  # values to choose from
     probabilities: tuple[float, ...] | None = None  # of the values, in a random search
 
-    def draw(self, uniform: float) -> Any:
+    def draw(self, uniform: float, _version: int = VERSION) -> Any:
         """Return the value at ``uniform``, a number in [0, 1)."""
         n = len(self.values)
         ends = accumulate(self.probabilities or (1 / n,) * n)
@@ -59,23 +68,29 @@ class Range:
     low: float  # lower bound
     high: float  # upper bound
     log: bool = False  # whether its logarithm is uniform
-    step: float | None = None  # distance between values, from `low`; `None` for any value
+    step: float | None = None  # values are its multiples; `None` for any value
     integer: bool = False  # whether only whole numbers are drawn
 
     def count(self) -> int:
         """Return the number of values of an integer range; 1 for any other range."""
         return int(self.high) - int(self.low) + 1 if self.integer else 1
 
-    def draw(self, uniform: float) -> float:
-        """Return the number at ``uniform``, a number in [0, 1)."""
+    def rounded(self, number: float) -> float:
+        """Return the multiple of the step that is nearest, with the step's decimals."""
+        if self.step is None:
+            return number
+        return float(Decimal(repr(self.step)) * round(number / self.step))
+
+    def draw(self, uniform: float, version: int = VERSION) -> float:
+        """Return the number at ``uniform``, a number in [0, 1), by a version of the draws."""
         if self.integer:
             return int(self.low) + int(uniform * (int(self.high) - int(self.low) + 1))
-        if self.step is not None:
+        if self.step is not None and version == 1:
             count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
             return self.low + self.step * int(uniform * count)
         if self.log:
             return float(self.low * (self.high / self.low) ** uniform)
-        return self.low + uniform * (self.high - self.low)
+        return self.rounded(self.low + uniform * (self.high - self.low))
 
 
 @dataclass(frozen=True)
@@ -117,12 +132,19 @@ class Sweep:
     parameters: Mapping[str, Choice | Range]  # by name, in the order of the file
     objective: Objective | None  # criterion by which points are compared
     run_cap: int | None  # maximum number of points; `None` for a whole grid
+    version: int = VERSION  # of the draws
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the versions of the draws differ for this sweep."""
+        return has_steps(self.parameters)
 
     @property
     def id(self) -> str:
         """Hash of the search; it depends neither on the name nor on ``run_cap``."""
         space = {name: repr(parameter) for name, parameter in self.parameters.items()}
-        text = json.dumps([self.method, self.fixed, space, repr(self.objective)])
+        version = [self.version] if self.has_steps and self.version > 1 else []
+        text = json.dumps([self.method, self.fixed, space, repr(self.objective), *version])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def pairs(self, point: Point) -> list[str]:
@@ -162,9 +184,14 @@ class Sweep:
             return
         for i in range(self.run_cap or 0):
             yield {
-                name: p.draw(generator(0, "sweep", i, name).random())
+                name: p.draw(generator(0, "sweep", i, name).random(), self.version)
                 for name, p in self.parameters.items()
             }
+
+
+def has_steps(parameters: Mapping[str, Choice | Range | None]) -> bool:
+    """Return whether a parameter is rounded to multiples of a step."""
+    return any(isinstance(p, Range) and p.step is not None for p in parameters.values())
 
 
 def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
@@ -211,7 +238,12 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
             f"or run_cap: {MAX_POINTS} for the first of them"
         )
     name = str(layer.get("name") or path.stem)
-    return Sweep(name, method, _fixed(path, layer.get("command")), parameters, objective, cap)
+    fixed = _fixed(path, layer.get("command"))
+    if method != "grid":
+        named: dict[str, Any] = dict(pair.split("=", 1) for pair in fixed)
+        named |= {n: p.values for n, p in parameters.items() if isinstance(p, Choice)}
+        _say_whole(path, layer, parameters, named)
+    return Sweep(name, method, fixed, parameters, objective, cap)
 
 
 def load_ranges(path: Path) -> dict[str, Choice | Range]:
@@ -220,7 +252,41 @@ def load_ranges(path: Path) -> dict[str, Choice | Range]:
     Raises:
         SettingsError: If they cannot be read, with a one-sentence message that names the key.
     """
-    return _read(path)[1]
+    layer, parameters = _read(path)
+    _say_whole(path, layer, parameters, {"method": path.stem})
+    return parameters
+
+
+def _say_whole(
+    path: Path, layer: Layer, parameters: Mapping[str, Choice | Range], named: Mapping[str, Any]
+) -> None:
+    """Warn of whole bounds, from which W&B infers integers, of a setting that takes fractions.
+
+    ``named`` holds the methods and data sets of the runs, one or several each.
+    """
+    kinds: dict[str, Any] = {key: field.annotation for key, field in dotted_fields()}
+    sections: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+        ("hyper", "method", plugins.outline),
+        ("world", "data set", plugins.load_dataset),
+    )
+    for section, kind, load in sections:
+        field = kind.replace(" ", "")
+        given = named.get(field, getattr(Request, field))
+        given = given if isinstance(given, str) else ",".join(map(str, given))
+        with suppress(FeddgError):  # refused later
+            for name in read_names(kind, given, plugins.names(kind), every=True):
+                own = load(name).Settings.model_fields
+                kinds |= {f"{section}.{key}": field.annotation for key, field in own.items()}
+    for name, spec in layer["parameters"].items():
+        key = _full_name(name)
+        parameter = parameters.get(SYMBOLS.get(name, name))
+        whole = isinstance(parameter, Range) and parameter.integer and "distribution" not in spec
+        if whole and float in (kinds.get(key), *get_args(kinds.get(key))):
+            logger.warning(
+                "%s: the bounds of %s are whole, so W&B and `sweep` draw whole numbers only; for "
+                "all numbers from %s to %s add distribution: uniform",
+                *(path, name, spec["min"], spec["max"]),
+            )
 
 
 def _read(path: Path) -> tuple[Layer, dict[str, Choice | Range]]:
