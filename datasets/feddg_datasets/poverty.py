@@ -146,7 +146,7 @@ class PovertyMap(WildsDataset):
             what = " ".join(str(error).split())
             raise DataError(
                 f"cannot decode the image {file} ({what}): expected an .npz file with an array x, "
-                f"replace it by a fresh copy"
+                f"replace it with an intact copy"
             ) from error
         if bands.ndim != 3 or len(bands) != BANDS or bands.dtype.kind != "f":
             raise DataError(
@@ -156,4 +156,4 @@ class PovertyMap(WildsDataset):
         try:
             return resize_bands(bands, size)
         except ValueError as error:
-            raise DataError(f"the image {file}: {error}; replace it by a fresh copy") from error
+            raise DataError(f"the image {file}: {error}; replace it with an intact copy") from error

@@ -13,8 +13,15 @@ from PIL import Image, ImageOps
 from feddg_bench.common.errors import DataError, SettingsError, printable, unknown
 from feddg_bench.config.keys import file_digest
 from feddg_bench.config.schema import DataSettings
-from feddg_bench.data.dataset import image_facts, pixels_of, read_image
+from feddg_bench.data.dataset import (
+    UnreadableError,
+    drawn_by_us,
+    image_facts,
+    pixels_of,
+    read_image,
+)
 from feddg_bench.data.image_store import check_stores, decoded_sizes, open_store
+from feddg_bench.data.inspect.doctor import examine
 from feddg_datasets.digits4 import Digits4
 from feddg_datasets.folder import Folder
 
@@ -72,7 +79,7 @@ def test_no_program_is_started(root, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     head = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
     (root / "day/disc/9.png").write_text(head)
-    refused(root, tmp_path, "cannot decode")
+    refused(root, tmp_path, "cannot be decoded")
     assert not (tmp_path / "ran").exists()
 
 
@@ -83,11 +90,87 @@ def test_of_sixteen_bits_the_upper_eight_are_seen(tmp_path):
     assert np.array_equal(image, np.repeat((values >> 8)[..., None], 3, axis=2))
 
 
-def test_more_pixels_than_anybody_needs_are_not_decoded(tmp_path, monkeypatch):
-    Image.new("L", (8193, 8192)).save(tmp_path / "huge.png")
-    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))
-    with pytest.raises(DataError, match="more than 67,108,864 pixels"):
-        read_image(tmp_path / "huge.png", 8)
+def test_pictures_of_the_largest_cameras_are_read_and_bombs_are_not(tmp_path, monkeypatch):
+    picture = Image.new("L", (12_000, 9_000), 200)
+    picture.paste(20, (0, 0, 6_000, 9_000))
+    picture.save(tmp_path / "phone.jpg", quality=30)
+    read = read_image(tmp_path / "phone.jpg", 8)
+    assert abs(read[:, [0, -1], 0].astype(int) - (20, 200)).max() <= 1
+    picture = picture.resize((16_385, 16_385))
+    picture.save(tmp_path / "bomb.png", compress_level=1)
+    monkeypatch.setattr(Image.Image, "load", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(DataError, match="more than 268,435,456 pixels: resize it"):
+        read_image(tmp_path / "bomb.png", 8)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize(
+    ("cut", "read"), [(1, True), (2, True), (3, False), (45, False), (900, False)]
+)
+def test_a_jpeg_is_read_if_only_its_end_marker_is_missing(tmp_path, cut, read, progressive):
+    path = tmp_path / "a.jpg"
+    coarse = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(coarse).resize((203, 150)).save(path, progressive=progressive)
+    whole, data = read_image(path, 64), path.read_bytes()
+    path.write_bytes(data[:-cut])
+    if read:
+        assert np.array_equal(read_image(path, 64), whole)
+    else:
+        with pytest.raises(UnreadableError, match=r"truncated.*; replace it with an intact copy"):
+            read_image(path, 64)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+
+
+def _drawn(path: Path) -> None:
+    Image.new("RGB", (9, 9)).save(path, pnginfo=drawn_by_us())
+
+
+BAD = {
+    "text": (lambda path: path.write_bytes(b"no image"), "cannot identify image file; replace"),
+    "pointer": (lambda path: path.write_bytes(POINTER), "run `git lfs pull` in its folder"),
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "replace it with an intact"),
+    "drawn": (_drawn, "feddg-bench drew it: move it out of the data set"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_unreadable_images_are_all_named_and_can_be_left_out(root, tmp_path, kind):
+    spoil, words = BAD[kind]
+    cache, names = tmp_path / "cache", ("day/disc/1.png", "day/ring/0.png", "night/ring/2.png")
+    whole = open_store(Folder(root), 8, cache)
+    for name in names:
+        spoil(root / name)
+    with pytest.raises(DataError) as caught:
+        open_store(Folder(root), 8, cache)
+    said = str(caught.value)
+    assert said.startswith(f"Folder in {root}: 3 of 12 images cannot be decoded: {names[0]} (")
+    assert [name for name in names if said.count(name) != 1] == []
+    assert said.count(words) == 3
+    assert said.endswith("; data.skip_unreadable=true leaves them out")
+    (finding,) = [f for f in examine(Folder(root)).findings if f.kind == "unreadable"]
+    assert (finding.text, finding.files) == (said.removeprefix(f"Folder in {root}: "), names)
+
+    skipping = DataSettings(skip_unreadable=True)
+    for _ in range(2):  # decoded, opened
+        store = open_store(Folder(root).decoded(skipping), 8, cache)
+        assert store.unreadable.tolist() == [1, 3, 11]
+        kept = np.setdiff1d(np.arange(12), store.unreadable)
+        assert np.array_equal(store.images[kept], whole.images[kept])
+        assert store.fingerprint == Folder(root).fingerprint()
+    assert list(check_stores(Folder(root), cache)) == []
+    with pytest.raises(DataError, match="3 of 12 images"):  # that store is not one of all images
+        open_store(Folder(root), 8, cache)
+
+
+def test_of_many_unreadable_images_ten_are_named(root, tmp_path):
+    for path in root.rglob("*.png"):
+        path.write_bytes(b"x")
+    with pytest.raises(DataError) as caught:
+        open_store(Folder(root), 8, tmp_path / "cache")
+    assert str(caught.value).count(".png (") == 10
+    assert ", and 2 more; data.skip_unreadable" in str(caught.value)
 
 
 @pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
@@ -231,7 +314,7 @@ def test_a_store_says_how_its_images_were_decoded(root, tmp_path, caplog):
 
 
 def test_what_is_not_decoded_from_image_files_refuses_the_settings():
-    for setting in ({"background": "white"}, {"exif": True}):
+    for setting in ({"background": "white"}, {"exif": True}, {"skip_unreadable": True}):
         with pytest.raises(SettingsError, match="digits4 makes its images otherwise"):
             Digits4().decoded(DataSettings(**setting))
     assert Digits4().decoded(DataSettings()).exif is False

@@ -90,7 +90,11 @@ def rename(root: Path) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Path], None], list[str], tuple[str, ...]]] = {
     "class": (drop_class, ["count"], ("photo/guitar holds 0 images instead of",)),
-    "truncated": (truncate, ["unreadable"], ("1 image cannot be decoded: cartoon/horse/pic_",)),
+    "truncated": (
+        truncate,
+        ["unreadable"],
+        ("1 of 56 images cannot be decoded: cartoon/horse/pic_",),
+    ),
     "duplicate": (
         duplicate,
         ["duplicate"],

@@ -210,9 +210,8 @@ def test_progress_counts_up_to_the_total(root, cache):
 def test_an_image_that_cannot_be_decoded_is_named(root, cache, content):
     path = root / "night" / "disc" / "0.jpg"
     path.write_bytes(path.read_bytes()[:-300] if content is None else content)
-    with refused(DataError, "replace it by a fresh copy") as caught:
+    with refused(DataError, "replace it with an intact copy", "night/disc/0.jpg", str(root)):
         open_store(Shapes(root), 8, cache)
-    assert str(path) in str(caught.value)
     assert files(cache / "stores") == []
 
 
@@ -369,9 +368,8 @@ def test_a_class_that_other_processes_cannot_find_is_decoded_here(many, cache, m
 def test_an_unreadable_image_is_named_by_any_process(many, cache, tmp_path):
     path = tmp_path / "many" / "night" / "disc" / "0805.png"
     path.write_bytes(path.read_bytes()[:40])
-    with refused(DataError, "cannot decode the image") as caught:
+    with refused(DataError, "1 of 1,100 images cannot be decoded: night/disc/0805.png ("):
         open_store(many, 8, cache, processes=2)
-    assert str(path) in str(caught.value)
     assert files(cache / "stores") == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import pickle
@@ -275,7 +276,7 @@ def test_pacs_from_a_folder_and_no_published_number_of_another_frame(
     image.write_bytes(whole)
     assert record.exists()
     image.write_bytes(image.read_bytes()[:40])
-    refused(feddg(*run, "--data-root", tmp_path / "data", *tiny), str(image), "fresh copy")
+    refused(feddg(*run, "--data-root", tmp_path / "data", *tiny), image.name, "intact copy")
     for image in (tmp_path / "data/PACS/kfold/sketch").rglob("*.png"):
         image.unlink()
     refused(feddg(*run, "--data-root", tmp_path / "data", *tiny), "sketch")
@@ -413,6 +414,37 @@ def test_macro_f1_stands_next_to_accuracy_where_classes_are_imbalanced(
     assert {r["metric"] for r in of_test if r["kind"] in ("measured", "mean")} == {"macro_f1"}
     page = gather(read_runs(tmp_path / "runs"))
     assert page["measured"][:2] == ["accuracy", "macro_f1"]
+
+
+def test_unreadable_images_are_left_out_of_a_run_on_request(
+    feddg: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The record counts them, and no split or client has them."""
+    for (d, domain), (c, kind), number in itertools.product(
+        enumerate("xyz"), enumerate(("cat", "dog")), range(8)
+    ):
+        draw(tmp_path / "mine" / domain / kind / f"{number}.png", c, d, number)
+    (tmp_path / "mine/x/cat/3.png").write_bytes(b"x")
+    run = (
+        "run",
+        "--dataset",
+        "folder",
+        "--data-root",
+        "mine",
+        *TINY,
+        "--json",
+        "backbone.name=small_cnn",
+    )
+    run += ("backbone.pretrained=false", "federation.bn=average")
+    refused(feddg(*run), "1 of 48 images cannot be decoded: x/cat/3.png (", "data.skip_unreadable")
+    done = feddg(*run, "data.skip_unreadable=true")
+    assert done.code == 0, done.err
+    left_out = "1 of 48 images of Folder cannot be decoded and are left out, such as x/cat/3.png"
+    assert left_out in caplog.messages
+    records = list(ResultsStore(tmp_path / "runs"))
+    assert {r.data.unreadable for r in records} == {1}
+    assert {sum(sum(d.values()) for d in r.data.images.values()) for r in records} == {47}
+    assert all(r.settings["data"]["skip_unreadable"] for r in records)
 
 
 def test_the_domains_of_a_folder_are_those_found(feddg: Run, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ OTHER = {
     "data.id_test_fraction": 0.1,
     "data.background": "white",
     "data.exif": True,
+    "data.skip_unreadable": True,
     "data.split_csv": None,  # a file: below
     "augment.crop_scale": None,
     "augment.crop_ratio": [0.8, 1.25],

@@ -172,14 +172,14 @@ def end_processes(processes: Sequence[BaseProcess], grace: float = _GRACE) -> No
 
 
 def in_processes(
-    make: Callable[[], Callable[[int], Any]], numbers: Sequence[int], size: int
-) -> Iterator[int] | None:
+    make: Callable[[], Callable[[int], T]], numbers: Sequence[int], size: int
+) -> Iterator[T] | None:
     """Share numbered pieces of work among processes, which always end with this one.
 
     Each process calls ``make`` once, and then the result for every number that it gets.
 
     Returns:
-        Each number when its work is done; or ``None`` if processes cannot do it: if this one may
+        Each result when its work is done; or ``None`` if processes cannot do it: if this one may
         not start others, or if they cannot import a part of ``make``, such as a class from a
         notebook.
 
@@ -211,23 +211,24 @@ def in_processes(
     return _share(team, numbers) if able else None
 
 
-def _share(team: Mapping[Connection, BaseProcess], numbers: Sequence[int]) -> Iterator[int]:
+def _share(team: Mapping[Connection, BaseProcess], numbers: Sequence[int]) -> Iterator[Any]:
     waiting = iter(numbers)
-    running: dict[Connection, int] = {}
+    running: set[Connection] = set()
     idle = list(team)
-    done: list[int] = []
+    done: list[Any] = []
     try:
         while idle:
             for pipe, number in zip(idle, waiting, strict=False):
                 pipe.send(number)
-                running[pipe] = number
+                running.add(pipe)
             yield from done
             ready = wait(list(running)) if running else []
             idle = [pipe for pipe in running if pipe in ready]
-            for error in (pipe.recv() for pipe in idle):
-                if error is not None:
-                    raise error
-            done = [running.pop(pipe) for pipe in idle]
+            done = [pipe.recv() for pipe in idle]
+            running.difference_update(idle)
+            for result in done:
+                if isinstance(result, Exception):
+                    raise result
     except (EOFError, ConnectionError) as error:
         raise FeddgError(
             "a helper process died, most likely because memory ran out; the same "
@@ -256,10 +257,10 @@ def _serve(pipe: Connection) -> None:
         while True:
             number = pipe.recv()
             try:
-                work(number)
+                result = work(number)
             except (FeddgError, OSError) as error:
                 pipe.send(error)
             except Exception:  # raised by the parent
                 pipe.send(RuntimeError(f"in a process that decodes:\n{traceback.format_exc()}"))
             else:
-                pipe.send(None)
+                pipe.send(result)

@@ -106,6 +106,8 @@ class DataSettings(Section):
     which is mostly black; ``white``: composite them onto white."""
     exif: bool = False
     """Orient image files by their EXIF data, as pictures from phones need."""
+    skip_unreadable: bool = False
+    """Leave out image files that cannot be decoded, instead of refusing the data set."""
     split_csv: str | None = None
     """Split file with the columns split, domain, category, path, which replaces the suite's splits;
     or a folder of such files, one for each scenario."""

@@ -11,10 +11,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeGuard
 
@@ -39,8 +42,13 @@ from feddg_bench.data.locations import check_root
 if TYPE_CHECKING:
     from PIL.Image import Image, Transpose
     from PIL.ImageFile import ImageFile
+    from PIL.PngImagePlugin import PngInfo
 
     from feddg_bench.config.schema import DataSettings
+
+
+DECODING = ("background", "exif", "skip_unreadable")
+"""Settings of ``data`` that decide how image files are decoded; a `DomainDataset` holds them."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,8 @@ class DomainDataset(ABC):
     """Value of ``data.background`` for decoding image files (`decoded`)."""
     exif: bool = False
     """Value of ``data.exif`` for decoding image files (`decoded`)."""
+    skip_unreadable: bool = False
+    """Value of ``data.skip_unreadable`` for decoding image files (`decoded`)."""
     _listing_kept: Listing | None = None
 
     def __init__(self, data_root: Path | None = None) -> None:
@@ -213,21 +223,23 @@ class DomainDataset(ABC):
         return other
 
     def decoded(self, data: DataSettings) -> Self:
-        """Return the data set, decoding image files by ``data.background`` and ``data.exif``.
+        """Return the data set, decoding image files by the settings in `DECODING`.
 
         Raises:
             SettingsError: If they are set but `read_image` does not decode the images.
         """
-        if (data.background, data.exif) == (self.background, self.exif):
+        chosen = {name: getattr(data, name) for name in DECODING}
+        if chosen == {name: getattr(self, name) for name in DECODING}:
             return self
         possible: bool = decodes_files(self)
         if not possible:
             raise SettingsError(
-                f"data.background and data.exif are for data sets of image files such as PNG, and "
-                f"{self.name} makes its images otherwise: leave them out"
+                f"{', '.join(f'data.{name}' for name in DECODING)} are for data sets of image "
+                f"files such as PNG, and {self.name} makes its images otherwise: leave them out"
             )
         other = copy.copy(self)
-        other.background, other.exif = data.background, data.exif
+        for name, value in chosen.items():
+            setattr(other, name, value)
         return other
 
     @abstractmethod
@@ -443,8 +455,22 @@ def decodes_files(dataset: DomainDataset) -> TypeGuard[FileDataset]:
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP", "TIFF", "PPM", "AVIF")
 """Image formats that are read, whatever the suffix; for some others, Pillow starts programs."""
-MOST_PIXELS = 2**26
-"""Maximum number of pixels of an image; a file that claims more is not decoded."""
+MOST_PIXELS = 2**28
+"""Maximum number of pixels of an image, above those of any camera; others are not decoded."""
+LARGE = 2**26
+"""Number of pixels above which a JPEG is decoded at a fraction of its size, to save memory."""
+_SOFTWARE = "feddg-bench"
+
+
+class UnreadableError(DataError):
+    """An image that cannot be decoded; ``why`` ends with the remedy and does not name the file."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"cannot decode the image {path}: {why}")
+        self.path, self.why = path, why
+
+    def __reduce__(self) -> tuple[type[UnreadableError], tuple[Path, str]]:
+        return type(self), (self.path, self.why)
 
 
 def read_image(
@@ -452,7 +478,7 @@ def read_image(
 ) -> NDArray[np.uint8]:
     """Decode the first frame of an image file to RGB and make it a `square`.
 
-    16-bit values keep their upper eight bits.
+    16-bit values keep their upper eight bits. A JPEG that lacks only its end marker is read.
 
     Args:
         path: The file.
@@ -462,21 +488,83 @@ def read_image(
         exif: Whether to apply the EXIF orientation. For a TIFF, it is always applied.
 
     Raises:
-        DataError: If the file cannot be decoded, or the range of its values is unknown.
+        UnreadableError: If the file cannot be decoded, or the range of its values is unknown.
+        DataError: If it is no regular file.
     """
-    from PIL.Image import open as open_image
-
     plain_file(path)
-    fault = f"it has more than {MOST_PIXELS:,} pixels"
+
+    def decode(source: Path | BytesIO) -> NDArray[np.uint8]:
+        with _open(source) as image:
+            if image.info.get("Software") == _SOFTWARE:
+                raise UnreadableError(path, "feddg-bench drew it: move it out of the data set")
+            if image.format == "JPEG" and image.width * image.height > LARGE:
+                image.draft(None, (4 * size, 4 * size))
+            return square(_rgb(image, background, exif), size)
+
     try:
-        with open_image(path, formats=FORMATS) as image:
-            if image.width * image.height <= MOST_PIXELS:
-                return square(_rgb(image, background, exif), size)
+        return decode(path)
+    except UnreadableError:
+        raise
     except Exception as error:  # a damaged file makes decoders raise anything
-        fault = str(error)
-    raise DataError(
-        f"cannot decode the image {path} ({fault}): replace it by a fresh copy, as JPEG or PNG"
-    )
+        with suppress(Exception):
+            if (ended := _with_end(path)) is not None:
+                return decode(ended)
+        raise UnreadableError(path, _why(path, error)) from error
+
+
+def drawn_by_us() -> PngInfo:
+    """Return the text of PNG files that the suite draws, by which `read_image` refuses them."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add_text("Software", _SOFTWARE)
+    return info
+
+
+def _open(source: Path | BytesIO) -> ImageFile:
+    """Open an image file that does not claim more than `MOST_PIXELS`."""
+    from PIL import Image, PngImagePlugin
+
+    Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2  # Pillow refuses twice as many, and warns in between
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # texts of image editors
+    _ignore_warnings()
+    return Image.open(source, formats=FORMATS)
+
+
+@cache
+def _ignore_warnings() -> None:
+    """Silence Pillow's warnings of large images and of EXIF data that it cannot read."""
+    from PIL.Image import DecompressionBombWarning
+
+    warnings.filterwarnings("ignore", category=DecompressionBombWarning)
+    warnings.filterwarnings("ignore", "Corrupt EXIF data", module="PIL")
+
+
+def _why(path: Path, error: Exception) -> str:
+    """Return why an image cannot be decoded, and the remedy."""
+    from PIL.Image import DecompressionBombError
+
+    if isinstance(error, DecompressionBombError):
+        return f"it has more than {MOST_PIXELS:,} pixels: resize it"
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(30).startswith(b"version https://git-lfs"):
+            return "it is a pointer of Git LFS and not the image: run `git lfs pull` in its folder"
+    fault = " ".join(str(error).split()).replace(f" {str(path)!r}", "") or type(error).__name__
+    return f"{fault}; replace it with an intact copy, as JPEG or PNG"
+
+
+def _with_end(path: Path) -> BytesIO | None:
+    """Return a JPEG with its end marker, if all its pixels are there but the marker is not.
+
+    Bytes between the image's data and the end marker are skipped; they change pixels only if data
+    are missing.
+    """
+    data = path.read_bytes().rstrip(b"\xff")
+    if not data.startswith(b"\xff\xd8"):
+        return None
+    files = [BytesIO(data + more + b"\xff\xd9") for more in (b"", bytes(64), b"\xaa" * 64)]
+    first, *others = (np.asarray(_open(file)) for file in files)
+    return files[0] if all(np.array_equal(first, other) for other in others) else None
 
 
 def _rgb(image: Image, background: str, exif: bool) -> Image:
@@ -547,20 +635,18 @@ def image_facts(path: Path) -> FileFacts:
     Raises:
         DataError: If it is not an image file.
     """
-    from PIL.Image import open as open_image
-
     plain_file(path)
     try:
-        with open_image(path, formats=FORMATS) as image:
+        with _open(path) as image:
             side, sixteen = min(image.size), image.mode.startswith("I") or ";16" in str(image.tile)
             turned = image.format != "TIFF" and _turn(image) is not None
             frames = _animated(image)
             clear = image.has_transparency_data and not image.mode.startswith("I")
-            if clear and image.width * image.height <= MOST_PIXELS:
+            if clear:
                 clear = image.convert("RGBA").getchannel("A").getextrema()[0] != 255
             return FileFacts(side, sixteen, turned, clear, frames)
     except Exception as error:  # a damaged file makes decoders raise anything
-        raise DataError(f"cannot decode the image {path} ({error})") from error
+        raise UnreadableError(path, _why(path, error)) from error
 
 
 def _animated(image: ImageFile) -> bool:

@@ -1,7 +1,8 @@
 """Decoding of images into a file, in parallel and block by block, so that a kill costs little.
 
 A store is a file with the pixels, followed by one checksum per block of images, which is 0 until
-the block's pixels are on disk. An unfinished store ends with hashes of the image files.
+the block's pixels are on disk; and, with ``data.skip_unreadable``, a byte per image, 1 if it cannot
+be decoded. An unfinished store ends with hashes of the image files.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,13 @@ from feddg_bench.common.parallel import (
     in_threads,
     runs_the_script_again,
 )
-from feddg_bench.data.dataset import DomainDataset, FileDataset, read_checked
+from feddg_bench.data.dataset import (
+    DomainDataset,
+    FileDataset,
+    UnreadableError,
+    decodes_files,
+    read_checked,
+)
 
 BLOCK_IMAGES = 256
 """Maximum images per block; it is decoded whole or not at all, and progress is shown after each."""
@@ -60,11 +67,13 @@ class Layout:
     images: int
     shape: tuple[int, int, int]  # of one image, [size, size, channels]
     pixels: str  # type of the pixels
+    flagged: bool = False  # whether unreadable images are flagged, instead of refused
 
     @classmethod
     def of(cls, dataset: DomainDataset, size: int) -> Layout:
         """Return the layout of a data set at ``size`` pixels a side."""
-        return cls(len(dataset.records().paths), (size, size, dataset.channels), dataset.pixels)
+        shape = size, size, dataset.channels
+        return cls(len(dataset.records().paths), shape, dataset.pixels, dataset.skip_unreadable)
 
     @property
     def image_bytes(self) -> int:
@@ -87,9 +96,20 @@ class Layout:
         return self.images * self.image_bytes
 
     @property
+    def flags_at(self) -> int:
+        """Byte offset of the flags of unreadable images."""
+        return self.sums_at + self.blocks * _SUM.itemsize
+
+    @property
     def length(self) -> int:
         """Size of a store in bytes."""
-        return self.sums_at + self.blocks * _SUM.itemsize
+        return self.flags_at + self.images * self.flagged
+
+    def unreadable(self, path: Path) -> NDArray[np.int64]:
+        """Return the indices of the images that a store leaves out."""
+        with path.open("rb") as file:
+            file.seek(self.flags_at)
+            return np.flatnonzero(np.frombuffer(file.read(self.images * self.flagged), np.uint8))
 
     def rows(self, block: int) -> range:
         """Return the indices of a block's images."""
@@ -119,6 +139,20 @@ class Layout:
         return [
             b for b, right in zip(wanted, in_threads(is_right, wanted), strict=True) if not right
         ]
+
+
+MOST_NAMED = 10
+"""Maximum number of unreadable images that a message names."""
+
+
+def unreadable_images(dataset: DomainDataset, faults: Mapping[int, str]) -> str:
+    """Return a sentence that names the images that cannot be decoded, given why by index."""
+    paths = dataset.records().paths
+    named = [f"{paths[index]} ({why})" for index, why in sorted(faults.items())[:MOST_NAMED]]
+    more = f", and {len(faults) - MOST_NAMED:,} more" if len(faults) > MOST_NAMED else ""
+    skip = "; data.skip_unreadable=true leaves them out" if decodes_files(dataset) else ""
+    some = f"{len(faults):,} of {len(paths):,} images"
+    return f"{some} cannot be decoded: {', '.join(named)}{more}{skip}"
 
 
 def checksum(pixels: NDArray[np.generic]) -> int:
@@ -188,16 +222,18 @@ class Unfinished:
         """Decode all unfinished blocks.
 
         Raises:
-            DataError: If an image cannot be decoded, or the disk is full.
+            DataError: If images cannot be decoded and are not to be skipped, or the disk is full.
             OSError: If a file cannot be written.
         """
+        faults: dict[int, str] = {}
         try:
             done = self._prepare()
             finished = self._images_done()
             if progress is not None and finished:
                 progress(finished, self.layout.images)
             todo = [block for block in range(self.layout.blocks) if not done[block]]
-            for block in self._decoded(todo, processes):
+            for block, faulty in self._decoded(todo, processes):
+                faults |= faulty
                 finished += len(self.layout.rows(block))
                 if progress is not None:
                     progress(finished, self.layout.images)
@@ -206,8 +242,12 @@ class Unfinished:
                 self.path.unlink(missing_ok=True)
             raise
         except DataError:
-            self.path.unlink()  # useless, since a repaired image changes the content
+            self.path.unlink()  # useless, since a repaired file changes the content
             raise
+        if faults and not self.layout.flagged:
+            self.path.unlink()
+            found = f"{self.dataset.title}{self.dataset._where()}"
+            raise DataError(f"{found}: {unreadable_images(self.dataset, faults)}")
 
     def fingerprint(self) -> str:
         """Return the data set's fingerprint, from hashes taken during decoding if there are any."""
@@ -246,8 +286,10 @@ class Unfinished:
             return 0
         return sum(len(self.layout.rows(block)) for block in done.tolist())
 
-    def _decoded(self, blocks: Sequence[int], processes: int) -> Iterable[int]:
-        """Decode blocks and yield each when it is done."""
+    def _decoded(
+        self, blocks: Sequence[int], processes: int
+    ) -> Iterable[tuple[int, dict[int, str]]]:
+        """Decode blocks; yield each when it is done, with the faults of its unreadable images."""
         if processes == 0:
             processes = min(cores(), len(blocks) * self.layout.block // WORTH_A_PROCESS)
         if min(processes, len(blocks)) > 1:
@@ -265,30 +307,46 @@ class Writer:
         self.unfinished = unfinished
         self.threads = threads
 
-    def __call__(self, block: int) -> int:
-        """Decode a block, then mark it as done; both reach the disk in this order."""
+    def __call__(self, block: int) -> tuple[int, dict[int, str]]:
+        """Decode a block, then mark it as done; both reach the disk in this order.
+
+        Returns the block and the faults of its images. With faults that are not skipped, nothing is
+        written.
+        """
         layout = self.unfinished.layout
         rows = layout.rows(block)
         pixels = np.empty((len(rows), *layout.shape), dtype=layout.pixels)
-        contents = []
+        contents, faults = [], {}
         read = (in_threads if self.threads else map)(self._read, rows)
         for place, (content, image) in enumerate(read):
             contents.append(content)
-            pixels[place] = image
+            if isinstance(image, str):
+                faults[rows[place]] = image
+            pixels[place] = 0 if isinstance(image, str) else image
+        if faults and not layout.flagged:
+            return block, faults
         with self.unfinished.path.open("r+b") as file:
             file.seek(rows.start * layout.image_bytes)
             file.write(pixels.view(np.uint8).data)
             file.seek(layout.length + _HASH * rows.start)
             file.write(b"".join(contents))
+            if layout.flagged:
+                file.seek(layout.flags_at + rows.start)
+                file.write(bytes(index in faults for index in rows))
             file.flush()
             os.fsync(file.fileno())
             file.seek(layout.sums_at + _SUM.itemsize * block)
             file.write(np.array(checksum(pixels), dtype=_SUM).tobytes())
-        return block
+        return block, faults
 
-    def _read(self, index: int) -> tuple[bytes, NDArray[np.uint8] | NDArray[np.float16]]:
-        """Return a hash of an image's file, if there is one, and the image."""
+    def _read(self, index: int) -> tuple[bytes, NDArray[np.uint8] | NDArray[np.float16] | str]:
+        """Return a hash of an image's file, if there is one, and the image, or its fault."""
         dataset, content = self.unfinished.dataset, b""
         if hashed_by_file(dataset):  # hashed first, so that decoding finds the file in memory
             content = bytes.fromhex(dataset.content(index))
-        return content, read_checked(dataset, index, self.unfinished.size)
+        try:
+            return content, read_checked(dataset, index, self.unfinished.size)
+        except UnreadableError as error:
+            return content, error.why
+        except DataError as error:
+            return content, str(error)

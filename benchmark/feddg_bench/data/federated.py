@@ -63,12 +63,17 @@ class Federation:
 
 
 def spread(
-    settings: RunSettings, dataset: DomainDataset, scenario: Scenario, *, validation: bool = False
+    settings: RunSettings,
+    dataset: DomainDataset,
+    scenario: Scenario,
+    *,
+    validation: bool = False,
+    without: NDArray[np.int64] | tuple[()] = (),
 ) -> Spread:
     """Spread a data set over splits and clients.
 
     The data set is only listed, not read. With ``validation``, clients keep validation images
-    (`feddg_bench.core.method.Method.client_validation`).
+    (`feddg_bench.core.method.Method.client_validation`). The images ``without`` are left out.
 
     Raises:
         SettingsError: If the settings ask for more clients than there are images for.
@@ -76,6 +81,8 @@ def spread(
     """
     records = dataset.records()
     splits = _splits(settings, dataset, scenario)
+    if len(without):
+        splits = {name: index[~np.isin(index, without)] for name, index in splits.items()}
     held = [name for name, index in splits.items() if name != "train" and len(index)]
     if lacking := [name for name in settings.evaluation.splits if name not in held]:
         raise SettingsError(

@@ -1,7 +1,7 @@
 """Images decoded once, into a memory-mapped array shared by all processes of a machine.
 
 A store's name contains all that determines its pixels: data set, version, content, size,
-`RESIZE_RULE`, and the settings ``data.background`` and ``data.exif`` if not at their defaults.
+`RESIZE_RULE`, and the settings of `feddg_bench.data.dataset.DECODING` if not at their defaults.
 `feddg_bench.data.decoding` writes it under another name and it is renamed when complete.
 """
 
@@ -10,16 +10,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, in_a_line
 from feddg_bench.common.files import replacing
 from feddg_bench.common.parallel import in_threads
-from feddg_bench.data.dataset import DomainDataset, decodes_files, image_facts
+from feddg_bench.data.dataset import (
+    DomainDataset,
+    FileFacts,
+    UnreadableError,
+    decodes_files,
+    image_facts,
+)
 from feddg_bench.data.decoding import Layout, Unfinished, hashed_by_file
 
 logger = logging.getLogger(__name__)
@@ -29,6 +36,8 @@ RESIZE_RULE = 1
 CHECKED_BYTES = 4 * 2**30
 """Approximate number of bytes of pixels compared with their checksums when a store is opened; in a
 larger store, these are evenly spaced blocks. ``data check`` compares all."""
+
+_SKIPPED = "+skip"
 
 OnDecoded = Callable[[int, int], None]
 """Called with the number of images done and their total."""
@@ -42,6 +51,8 @@ class Store:
     # `images[indices]` is a copy in memory.
     images: np.memmap[Any, np.dtype[Any]]
     fingerprint: str  # hash of the data set's contents
+    # Indices of the images that cannot be decoded and are 0, with ``data.skip_unreadable``.
+    unreadable: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 def open_store(
@@ -74,7 +85,7 @@ def open_store(
     check_store(path, layout, range(0, layout.blocks, step))
     shape = (layout.images, *layout.shape)
     images = np.memmap(path, dtype=dataset.pixels, mode="r", shape=shape)
-    return Store(images, fingerprint)
+    return Store(images, fingerprint, layout.unreadable(path))
 
 
 def check_store(path: Path, layout: Layout, blocks: range | None = None) -> None:
@@ -101,7 +112,7 @@ def check_stores(dataset: DomainDataset, cache_dir: Path) -> Iterator[str]:
     for size in decoded_sizes(dataset, cache_dir):
         for path in _stores(dataset, size, cache_dir):
             try:
-                check_store(path, Layout.of(dataset, size))
+                check_store(path, _layout(dataset, size, path))
             except DataError as error:
                 yield str(error)
 
@@ -171,9 +182,14 @@ def _say_ignored(dataset: DomainDataset) -> None:
     """Warn if decoding ignores transparency or the EXIF orientation of a user's images."""
     if not (dataset.identity and decodes_files(dataset)):
         return
-    facts = list(
-        in_threads(lambda i: image_facts(dataset.file(i)), range(len(dataset.records().paths)))
-    )
+
+    def look(index: int) -> FileFacts:
+        try:
+            return image_facts(dataset.file(index))
+        except UnreadableError:  # it is skipped
+            return FileFacts(0)
+
+    facts = list(in_threads(look, range(len(dataset.records().paths))))
     clear, turned = sum(f.transparent for f in facts), sum(f.turned for f in facts)
     if clear and dataset.background == "black":
         logger.warning(
@@ -198,6 +214,7 @@ def _path(
     kind = _kind(dataset)
     if rule is None:
         rule = "+white" * (dataset.background == "white") + "+exif" * dataset.exif
+        rule += _SKIPPED * dataset.skip_unreadable
     name = f"{dataset.name}-v{dataset.version}-{content}-{size}px-r{RESIZE_RULE}{rule}.{kind}"
     return cache_dir / "stores" / f"{name}{suffix}"
 
@@ -210,8 +227,13 @@ def _kind(dataset: DomainDataset | type[DomainDataset]) -> str:
 
 def _stores(dataset: DomainDataset, size: int, cache_dir: Path) -> list[Path]:
     """Return the complete stores of the data set at a size, whatever their content."""
-    pattern, layout = _path(dataset, size, cache_dir, "*", rule="*"), Layout.of(dataset, size)
-    return [path for path in pattern.parent.glob(pattern.name) if _whole(path, layout)]
+    pattern = _path(dataset, size, cache_dir, "*", rule="*")
+    found = pattern.parent.glob(pattern.name)
+    return [path for path in found if _whole(path, _layout(dataset, size, path))]
+
+
+def _layout(dataset: DomainDataset, size: int, path: Path) -> Layout:
+    return replace(Layout.of(dataset, size), flagged=_SKIPPED in path.name)
 
 
 def _whole(path: Path, layout: Layout) -> bool:

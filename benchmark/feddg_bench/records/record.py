@@ -98,6 +98,8 @@ class DataRecord(RecordPart):
     # Test images of the largest class divided by those of the smallest, where the ratio is above
     # `feddg_bench.data.federated.BALANCED`, so that accuracy alone misleads.
     imbalance: Later[float] = None
+    # Number of images that cannot be decoded, which the setting data.skip_unreadable leaves out.
+    unreadable: Later[Count] = None
     # Known accuracies on the test domain of a computed data set, by name of the rule.
     answers: Later[Named[Annotated[float, Field(ge=0, le=1)]]] = None
 

@@ -100,14 +100,16 @@ def open_dataset(
     if scenario is None:
         domains = dataset.records().domains
         return {
-            domain: DomainImages(dataset, store, np.flatnonzero(domains == number))
+            domain: DomainImages(
+                dataset, store, np.setdiff1d(np.flatnonzero(domains == number), store.unreadable)
+            )
             for number, domain in enumerate(dataset.domains)
         }
     return _by_split(plan, store)
 
 
 def _by_split(plan: Plan, store: Store) -> dict[str, dict[str, DomainImages]]:
-    parts = spread(plan.settings, plan.dataset, plan.scenario)
+    parts = spread(plan.settings, plan.dataset, plan.scenario, without=store.unreadable)
     by_split: dict[str, dict[str, DomainImages]] = {}
     for split, domain, index in measured_parts(parts.splits, plan.dataset):
         by_split.setdefault(split, {})[domain] = DomainImages(plan.dataset, store, index)

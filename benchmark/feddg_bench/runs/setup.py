@@ -19,7 +19,7 @@ from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
-from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.data.dataset import DECODING, DomainDataset
 from feddg_bench.data.federated import Federation, count_images, imbalance, make_federation, spread
 from feddg_bench.data.image_store import OnDecoded, Store, known_fingerprint, open_store
 from feddg_bench.engine.compatibility import check_start
@@ -47,10 +47,16 @@ class RunData:
         self, dataset: DomainDataset, data: DataSettings, progress: OnDecoded | None = None
     ) -> Store:
         """Return a data set's images decoded as settings say."""
-        how = dataset.name, dataset.settings, data.image_size, data.background, data.exif
+        how = dataset.name, dataset.settings, data.image_size, *(getattr(data, x) for x in DECODING)
         if how not in self._stores:
             decoded = dataset.decoded(data)
-            self._stores[how] = open_store(decoded, data.image_size, self.cache, progress)
+            self._stores[how] = store = open_store(decoded, data.image_size, self.cache, progress)
+            if len(store.unreadable):
+                paths = dataset.records().paths
+                logger.warning(
+                    f"{len(store.unreadable):,} of {len(paths):,} images of {dataset.title} cannot "
+                    f"be decoded and are left out, such as {paths[store.unreadable[0]]}"
+                )
         return self._stores[how]
 
     def check_same(self, dataset: DomainDataset, record: RunRecord, where: Path) -> None:
@@ -174,7 +180,13 @@ def open_federation(
     check_image_size(settings.backbone, settings.data.image_size)
     method = load_method(settings.method)
     store = data.store(dataset, settings.data, progress)
-    parts = spread(settings, dataset, plan.scenario, validation=method.client_validation)
+    parts = spread(
+        settings,
+        dataset,
+        plan.scenario,
+        validation=method.client_validation,
+        without=store.unreadable,
+    )
     images = Path(str(store.images.filename))
     federation = make_federation(
         images,
@@ -203,6 +215,7 @@ def open_federation(
             images=count_images(parts.splits, dataset),
             task=dataset.task,
             metric=dataset.metrics[0],
+            unreadable=len(store.unreadable) or None,
             imbalance=imbalance(parts.splits.get("test", np.empty(0, np.int64)), dataset),
             answers=dataset.answers(plan.scenario.train, plan.scenario.test) or None,
         ),

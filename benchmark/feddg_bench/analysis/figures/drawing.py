@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.terminal import say
+from feddg_bench.data.dataset import drawn_by_us
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -110,11 +111,10 @@ class Picture:
         If it shows no images, it also gets a palette, which makes it a third as large.
         """
         from PIL import Image
-        from PIL.PngImagePlugin import PngInfo
 
         titles = [legend.get_title().get_text() for legend in self.figure.legends]
         said = [self.figure.get_suptitle(), *titles]
-        info = PngInfo()
+        info = drawn_by_us()
         info.add_itxt("Description", ". ".join(" ".join(text.split()) for text in said if text))
         file = io.BytesIO()
         with Image.open(io.BytesIO(png)) as image:

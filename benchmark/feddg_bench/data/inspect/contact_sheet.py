@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.data.dataset import DomainDataset, Listing, read_checked
+from feddg_bench.data.dataset import DomainDataset, Listing, drawn_by_us, read_checked
 
 _MOST = 12
 """Maximum number of domains and classes shown, the first ones."""
@@ -64,7 +64,7 @@ def contact_sheet(dataset: DomainDataset, size: int = 96) -> bytes:
         place = (_MARGIN, TOP + step * len(domains) + _MARGIN)
         draw.text(place, fitting(note, shape[0] - 2 * _MARGIN), fill="black", font=font)
     file = BytesIO()
-    sheet.save(file, format="PNG")
+    sheet.save(file, format="PNG", pnginfo=drawn_by_us())
     return file.getvalue()
 
 

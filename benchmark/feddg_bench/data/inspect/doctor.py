@@ -18,10 +18,11 @@ from feddg_bench.data.dataset import (
     FileDataset,
     FileFacts,
     Listing,
+    UnreadableError,
     image_facts,
     read_checked,
 )
-from feddg_bench.data.decoding import hashed_by_file
+from feddg_bench.data.decoding import hashed_by_file, unreadable_images
 from feddg_bench.data.federated import cautions
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.image_store import check_stores
@@ -124,11 +125,11 @@ def examine(
     looks = _look_at_all(dataset, progress)
     faulty = {i: look.fault for i, look in enumerate(looks) if look.fault is not None}
     if faulty:
-        first = next(iter(faulty))
-        text = (
-            f"{_images(faulty)} cannot be decoded: {{}} ({records.paths[first]}: {faulty[first]})"
+        diagnosis.find(
+            "unreadable",
+            unreadable_images(dataset, faulty),
+            [records.paths[i] for i in faulty],
         )
-        diagnosis.find("unreadable", text, [records.paths[i] for i in faulty])
     elif hashed_by_file(dataset):
         diagnosis.fingerprint = dataset.combine(look.content for look in looks)
     else:
@@ -249,6 +250,8 @@ def _look(dataset: DomainDataset, index: int) -> _Look:
             content = dataset.content(index)
             facts = image_facts(dataset.file(index)) if rgb else facts
         pixels: NDArray[Any] = np.ascontiguousarray(read_checked(dataset, index, SIDE))
+    except UnreadableError as error:
+        return _Look(fault=error.why)
     except DataError as error:
         return _Look(fault=str(error))
     digest = hashlib.blake2b(pixels.data, digest_size=16).digest()
