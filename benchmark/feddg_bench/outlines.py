@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, create_model
 
 from feddg_bench.config.schema import MethodSettings
-from feddg_bench.protection.possible import obstacles, one_by_one
+from feddg_bench.protection.possible import obstacles
 
 if TYPE_CHECKING:
     from feddg_bench.core.method import Method
@@ -83,7 +83,6 @@ class Outline:
         title: Title of the class, "" if it has none.
         deviations: ``DEVIATIONS`` of its module, ``None`` if it declares none.
         obstacles: Reason why each protection is impossible, see `obstacles`.
-        one_by_one: Reason why its clients cannot step together, see `one_by_one`.
     """
 
     doc: str
@@ -95,13 +94,11 @@ class Outline:
     client_validation: bool
     tasks: tuple[str, ...]
     rgb_only: bool
-    vectorised: bool
     title: str
     citation: str
     group: str
     deviations: tuple[str, ...] | None
     obstacles: dict[str, str]
-    one_by_one: str
 
 
 @cache
@@ -116,7 +113,6 @@ def outline_of(method: type[Method]) -> Outline:
         "title": vars(method).get("title", ""),
         "deviations": getattr(sys.modules[method.__module__], "DEVIATIONS", None),
         "obstacles": obstacles(method),
-        "one_by_one": one_by_one(method),
     }
     declared = {f.name: getattr(method, f.name) for f in fields(Outline) if f.name not in known}
     return Outline(**known, **declared)

@@ -28,10 +28,8 @@ import feddg_bench
 from feddg_bench.common.errors import (
     FeddgError,
     PluginError,
-    RunInterruptedError,
     SettingsError,
     in_a_line,
-    interrupts_told,
     top,
     unknown,
 )
@@ -258,14 +256,13 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
     where = _where(kind, name)
     package = _package(where)
     try:
-        with interrupts_told():
-            loaded = where.load()
-    except (FeddgError, RunInterruptedError):
+        loaded = where.load()
+    except FeddgError:
         raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
             f"the {kind} {name}{f' of the package {package}' if package else ''} cannot be "
-            f"imported: {in_a_line(error, {top(where.value.partition(':')[0])})}"
+            f"imported: {in_a_line(error)}"
             f"{f'; fix or uninstall {package}' if package else ''}"
         ) from error
     if not where.attr:

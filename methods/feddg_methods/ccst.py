@@ -117,7 +117,6 @@ class CCST(Method):
     downlink = ("styles", "bank")
     singles = "tells clients the styles of single others"
     frozen = ("style.",)
-    vectorised = False  # it draws styles
     group = "style"
     rgb_only = True
     title = "CCST"

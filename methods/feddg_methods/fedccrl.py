@@ -108,7 +108,6 @@ class FedCCRL(Method):
     uplink: ClassVar = {"fit": ("weights",), "statistics": {"statistics": "float32 [n, 2, 3]"}}
     downlink = ("pool",)
     singles = "tells clients the statistics of single others"
-    vectorised = False  # it draws views
     group = "style"
     rgb_only = True
     title = "FedCCRL"

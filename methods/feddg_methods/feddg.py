@@ -51,7 +51,6 @@ class FedDG(Method):
     client has no others, and trains as in FedAvg.
     """
 
-    vectorised = False  # it takes the gradient of a step
     group = "style"
     rgb_only = True
     singles = "sends the spectra of each client to all others"

@@ -56,7 +56,6 @@ class FedIIR(Method):
     """
 
     group = "alignment"
-    vectorised = False  # it takes the gradient of the head
     title = "FedIIR"
     citation = (
         "Yaming Guo, Kai Guo, Xiaofeng Cao, Tieru Wu, Yi Chang: Out-of-Distribution Generalization "

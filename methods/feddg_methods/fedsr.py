@@ -54,7 +54,6 @@ class FedSR(Method):
     """
 
     group = "alignment"
-    vectorised = False  # it draws z
     title = "FedSR"
     citation = (
         "A. Tuan Nguyen, Philip Torr, Ser-Nam Lim: FedSR: A Simple and Effective Domain "

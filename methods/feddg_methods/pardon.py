@@ -96,7 +96,6 @@ class Pardon(Method):
 
     Settings = PardonSettings
     settings: PardonSettings
-    vectorised = False  # it draws negatives
     group = "style"
     rgb_only = True
     title = "PARDON"

@@ -10,10 +10,7 @@ from tests.attacks.lab import Row, open_lab, seconds
 
 GROUPS = (
     "odd",
-    "replies",
-    "clients",
     "pictures",
-    "forgeries",
     "records",
     "models",
     "hangs",

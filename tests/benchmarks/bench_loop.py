@@ -30,7 +30,7 @@ PEERS = Path(__file__).parents[2] / ".peers"
 COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale", "flip")
 UNCHANGED = {**dict.fromkeys(COLOURS, 0), "crop_scale": None}
 REPEATS, LR, CLASSES = 15, 1e-3, 7
-WHY = "what remains are checks of replies, isolation between clients and nested modules"
+WHY = "what remains are checks of replies, random streams of each task and nested modules"
 
 
 def mlp() -> Backbone:

@@ -38,7 +38,8 @@ def key_of(record: dict[str, Any]) -> str:
         name: dict(value) if isinstance(value, dict) else value
         for name, value in record["settings"].items()
     }
-    own = {"data": ("names",), "partition": ("order",)}  # facts of a data set, not settings
+    # Facts of a data set, and a setting that runs can no longer have.
+    own = {"data": ("names",), "partition": ("order",), "engine": ("clients",)}
     kept = {
         (section, key): values[section].pop(key)
         for section, value in values.items()
@@ -49,7 +50,7 @@ def key_of(record: dict[str, Any]) -> str:
     settings = RunSettings.model_validate(values)
     canonical = canonical_settings(settings, outline(settings.method).Settings)
     for (section, key), inner in kept.items():
-        canonical[section][key] = inner
+        canonical.setdefault(section, {})[key] = inner
     return run_key(canonical, record["method_version"])
 
 

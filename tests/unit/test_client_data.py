@@ -16,7 +16,7 @@ from feddg_bench.config.schema import AugmentSettings, TrainSettings
 from feddg_bench.core.client import Client
 from feddg_bench.data import client_images
 from feddg_bench.data.augment import Augment
-from feddg_bench.data.client_images import ClientImages, ImageBank, Lent
+from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
 from tests.helpers import PLAIN
 
@@ -40,7 +40,7 @@ def make_client(
         name=name,
         round=round,
         rounds=10,
-        data=Lent(ClientImages(bank, np.array(index), augment, settings)),
+        data=ClientImages(bank, np.array(index), augment, settings),
         weights={},
         broadcast={},
         memory={},
@@ -77,7 +77,7 @@ def test_an_augmentation_that_changes_nothing_is_left_out(pixels, monkeypatch):
 
     def batches():
         client = make_client()
-        client.data = Lent(ClientImages(bank, np.arange(COUNT), UNCHANGED, client.train))
+        client.data = ClientImages(bank, np.arange(COUNT), UNCHANGED, client.train)
         return list(client.batches(**given))
 
     short = batches()
@@ -100,7 +100,7 @@ def test_batches_share_no_memory_with_the_images(pixels, augment, settings):
         held = ClientImages(bank, np.arange(COUNT), settings, TrainSettings(batch_size=size))
         for views in (1, 2):
             client = make_client()
-            client.data = Lent(held)
+            client.data = held
             for pictures, numbers in client.batches(train=False, augment=augment, views=views):
                 pictures.numpy().fill(0)
                 numbers.data.zero_()

@@ -134,7 +134,7 @@ def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_vectorised_over_models_and_images(case: Any) -> None:
-    """As for batched clients: every model has its own weights and images."""
+    """Every model has its own weights and images."""
     sides, *sizes = case
     layers = [pair(*sizes) for _ in range(3)]
     values = torch.randn(3, 4, 6, *sides)
@@ -270,10 +270,7 @@ def test_it_is_off_unless_asked_for() -> None:
         assert len(found) == (17 if on else 0)
 
 
-@pytest.mark.parametrize("clients", ["exact", "batched"])
-def test_a_round_takes_sums_where_maps_are_small(
-    monkeypatch: pytest.MonkeyPatch, clients: str
-) -> None:
+def test_a_round_takes_sums_where_maps_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
 
     def noted(values: Tensor, gradient: Tensor, *sizes: Any) -> Tensor:
@@ -283,7 +280,7 @@ def test_a_round_takes_sums_where_maps_are_small(
     monkeypatch.setattr("feddg_bench.models.networks.weight_gradient", noted)
 
     def trained(**given: Any) -> Tensor:
-        settings = {**FRAME, "train": {**SGD, **given}, "engine": {"clients": clients}}
+        settings = {**FRAME, "train": {**SGD, **given}}
         (plan,) = Request("fedavg", scenario="ip-o-c", settings=settings).plan(check=False)
         federation = synthetic_federation(2, 4, 32, 7)
         run = start(plan, federation, SerialExecutor(), Resources(device="cpu"))

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.testing import assert_close
 
-from feddg_bench.common.errors import ClientError
+from feddg_bench.common.errors import PluginError
 from feddg_bench.common.streams import torch_generator, torch_stream
 from feddg_bench.config.schema import MethodSettings, TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Task, decode, encode
@@ -371,7 +371,7 @@ def test_a_client_knows_how_many_images_of_each_domain_it_has(start_run, toy_fed
 
 def test_validation_images_must_be_asked_for_by_the_class(start_run, toy_federation):
     run = looking(start_run, replace(toy_federation, validation={}))
-    with refused(ClientError, "set client_validation = True"):
+    with refused(PluginError, "set client_validation = True"):
         next(run.server.ask(run.method.look))
 
 

@@ -193,8 +193,6 @@ OTHER = {
     "gpu.autotune": True,
     "gpu.deterministic": False,
     "evaluation.fuse_batch_norm": True,
-    "engine.clients": "batched",
-    "engine.together": 5,
     "privacy.mechanism": "dp_style",
     "privacy.clip_norm": 2.0,
     "privacy.noise_multiplier": 2.0,
@@ -242,7 +240,7 @@ def key_of(*layers, plugin=MethodSettings, version=1):
     return run_key(canonical_settings(settings, plugin), version)
 
 
-REMOVED = {"federation.client_timeout"}
+REMOVED = {"federation.client_timeout", "engine.clients"}
 
 
 @pytest.mark.parametrize("key", sorted({*dotted_keys()} - REMOVED - {*FILES}))
@@ -262,7 +260,8 @@ def test_how_gpus_compute_is_left_out_of_the_key_while_it_is_the_default():
     ("pair", "default", "hint"),
     [
         ("client_timeout=60", {"federation": {"client_timeout": None}}, "--client-timeout"),
-        ("engine.clients=auto", {"engine": {"clients": "exact"}}, "exact or batched"),
+        ("engine.clients=auto", {"engine": {"clients": "exact"}}, "leave engine.clients out"),
+        ("engine.clients=batched", {"engine": {"clients": "exact"}}, "leave engine.clients out"),
     ],
 )
 def test_values_that_were_removed_are_refused_and_defaults_keep_the_key(pair, default, hint):

@@ -33,7 +33,7 @@ from feddg_bench.common.errors import (
     RunInterruptedError,
     SettingsError,
     printable,
-    raise_in_handler,
+    told,
     unknown,
 )
 from feddg_bench.common.files import kept_here
@@ -115,8 +115,8 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error, file=sys.stderr)
         else:
-            text = _wrong_usage(error) if isinstance(error, UsageError) else error
-            print(f"feddg-bench: error: {printable(str(text))}", file=sys.stderr)
+            text = told(error) if isinstance(error, FeddgError) else _wrong_usage(error)
+            print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)
         sys.exit(2)
     except RunInterruptedError as stop:
         print("feddg-bench: stopped", file=sys.stderr)
@@ -202,4 +202,4 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
             os._exit(128 + number)
 
     signal.signal(number, at_once)
-    raise_in_handler(RunInterruptedError(number), _interrupt)
+    raise RunInterruptedError(number)

@@ -1,15 +1,11 @@
 """Errors that a user can cause; the command line prints them as one sentence and exits with 2."""
 
 import difflib
-import signal
-import sys
-import threading
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 MOST_LETTERS = 1000
 """Maximum number of characters in an error's list of known names."""
@@ -21,7 +17,8 @@ MANY_SETTINGS = 20
 REMEDIES = {
     "Expected more than 1 value per channel": "batch normalisation cannot train on a batch of one "
     "image: set train.batch_size=2 or more and train.drop_last_if_single=true, or federation.bn="
-    "frozen"
+    "frozen",
+    "CUDA out of memory": "set a smaller train.batch_size, or fewer --workers for this GPU",
 }
 """Beginning of a library's message -> its remedy, a setting."""
 
@@ -39,7 +36,7 @@ class PluginError(FeddgError):
 
 
 class ClientError(FeddgError):
-    """A failure of one client: an exception, or a bad reply if ``on_fault`` is ``fail``."""
+    """A bad reply of a client, if ``on_fault`` is ``fail``."""
 
 
 class DataError(FeddgError):
@@ -58,97 +55,21 @@ class RunInterruptedError(BaseException):
         self.signal_number = signal_number
 
 
-class _CtrlCError(RunInterruptedError, KeyboardInterrupt):
-    """Ctrl-C in a program without a handler of its own; Python expects a `KeyboardInterrupt`."""
-
-
-_RESENT_AFTER = 0.01
-"""Seconds until a signal is sent again if Python ignored its exception."""
-
-
-def raise_in_handler(error: RunInterruptedError, handler: Callable[..., None]) -> NoReturn:
-    """Raise an error in a signal handler, and send the signal again if Python ignores the error.
-
-    Python prints and ignores an exception in code that cannot pass it on, such as ``__del__`` or
-    a callback of a library in C or Rust. Without a second signal, the program would not stop.
-
-    Args:
-        error: The error with the signal's number.
-        handler: The handler to use for the signal that is sent again.
-    """
-    number, earlier = error.signal_number, sys.unraisablehook
-
-    def send_again(ignored: "sys.UnraisableHookArgs") -> None:
-        if getattr(ignored.exc_value, "signal_number", None) != number:
-            earlier(ignored)
-            return
-        sys.unraisablehook = earlier
-        signal.signal(number, handler)
-        main = threading.main_thread().ident
-        timer = threading.Timer(_RESENT_AFTER, signal.pthread_kill, (main, number))
-        timer.daemon = True
-        timer.start()
-
-    sys.unraisablehook = send_again
-    raise error
-
-
-def _ctrl_c(number: int, _frame: FrameType | None) -> None:
-    raise_in_handler(_CtrlCError(number), _ctrl_c)
-
-
-@contextmanager
-def interrupts_told() -> Iterator[None]:
-    """Let Ctrl-C raise a `RunInterruptedError` in a block.
-
-    This distinguishes it from a `KeyboardInterrupt` raised by a plugin's code, which is the
-    plugin's error. If the program has its own handler, as the command line does, nothing changes.
-    """
-    python = signal.default_int_handler
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is python
-    )
-    if ours:
-        signal.signal(signal.SIGINT, _ctrl_c)
-    try:
-        yield
-    finally:
-        if ours and signal.getsignal(signal.SIGINT) is _ctrl_c:
-            with suppress(ValueError):  # a generator may be closed by another thread
-                signal.signal(signal.SIGINT, python)
-
-
-@contextmanager
-def plugin_code(packages: Collection[str], what: str) -> Iterator[None]:
-    """Turn any exception raised by a plugin's code in a block into one sentence.
-
-    Args:
-        packages: Top-level packages of the plugin; errors that passed through none are not its own.
-        what: What failed, for the message.
-
-    Raises:
-        PluginError: If the plugin's code raised anything but a `FeddgError`.
-    """
-    try:
-        with interrupts_told():
-            yield
-    except (FeddgError, RunInterruptedError):
-        raise
-    except BaseException as error:
-        if not any(top(name) in packages for name in modules_in(error)):
-            raise
-        raise PluginError(f"{what}: {in_a_line(error, packages)}") from error
-
-
 @contextmanager
 def noted(where: str) -> Iterator[None]:
-    """Add a place to exceptions of a block, unless they have one already."""
+    """Add a place to exceptions of a block, unless they have one already.
+
+    Raises:
+        SettingsError: In place of an exception of a library that another setting prevents.
+    """
     try:
         yield
     except Exception as error:
         if not getattr(error, "__notes__", ()):
             error.add_note(where)
+        for beginning, remedy in REMEDIES.items():
+            if str(error).startswith(beginning):
+                raise SettingsError(f"{where}: {in_a_line(error)}; {remedy}") from error
         raise
 
 
@@ -184,11 +105,8 @@ def _shown(names: Sequence[str]) -> str:
     return shown
 
 
-def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
+def in_a_line(error: BaseException) -> str:
     """Return an exception in one line, with its type and place unless it is a `FeddgError`.
-
-    The place is the innermost one in the given top-level ``packages``, which helps a plugin's
-    author more than a line of PyTorch does; without one, the innermost of all.
 
     >>> try:
     ...     int("many")
@@ -196,34 +114,22 @@ def in_a_line(error: BaseException, packages: Collection[str] = ()) -> str:
     ...     in_a_line(error).partition(" (")[0]
     "ValueError: invalid literal for int() with base 10: 'many'"
     """
-    text = first_line(error)
-    text += next(
-        (f"; {remedy}" for beginning, remedy in REMEDIES.items() if text.startswith(beginning)), ""
-    )
-    text = printable(text)
+    text = printable((str(error).strip() or type(error).__name__).splitlines()[0])
     if isinstance(error, FeddgError):
         return text
-    text = f"{printable(type(error).__name__)}: {text}"
-    if isinstance(error, SyntaxError):  # its text names the place
+    text = f"{type(error).__name__}: {text}"
+    places = traceback.extract_tb(error.__traceback__)
+    if not places or isinstance(error, SyntaxError):  # its text names the place
         return text
-    places = [*traceback.walk_tb(error.__traceback__)]
-    if not places:  # it was never raised
+    if "importlib" in places[-1].filename:  # a missing module has no place
         return text
-    frame, line = ([p for p in places if top(_module(p[0])) in packages] or places)[-1]
-    if top(_module(frame)) == "importlib":  # a missing module has no place
-        return text
-    return f"{text} ({printable(Path(frame.f_code.co_filename).name)}, line {line})"
+    return f"{text} ({printable(Path(places[-1].filename).name)}, line {places[-1].lineno})"
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, even if its ``__str__`` fails."""
-    try:
-        text = str(error).strip()
-    except RunInterruptedError:
-        raise
-    except BaseException:
-        return "its text cannot be read"
-    return (text or type(error).__name__).splitlines()[0]
+def told(error: FeddgError) -> str:
+    """Return the sentence of an error and its place in a run, if it has one."""
+    places = getattr(error, "__notes__", ())
+    return printable(f"{error} ({'; '.join(places)})" if places else str(error))
 
 
 def short(value: Any) -> str:
@@ -235,18 +141,9 @@ def short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def modules_in(error: BaseException) -> list[str]:
-    """Return the modules that an exception passed through, the innermost last."""
-    return [_module(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
-
-
 def top(module: str) -> str:
     """Return the top-level package of a module."""
     return module.partition(".")[0]
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 def printable(text: str) -> str:

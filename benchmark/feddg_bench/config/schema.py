@@ -317,18 +317,14 @@ class GpuSettings(Section):
 class EngineSettings(Section):
     """How a worker computes its clients."""
 
-    clients: Literal["exact", "batched"] = "exact"
-    """``exact``: one after the other; ``batched``: together, for methods that override only
-    ``training_step`` of the client side (others stay exact, and so do clients that receive
-    individual data); equal up to rounding."""
-    together: int = Field(10, ge=1, le=MANY)
-    """Clients of a worker that step together; changes the last bits."""
+    clients: Literal["exact"] = "exact"
+    """``exact``: one after the other."""
 
     @field_validator("clients", mode="before")
     @classmethod
-    def _auto_was_removed(cls, value: Any) -> Any:
-        if value == "auto":
-            raise _removed("the choice by a measurement", "choose exact or batched")
+    def _others_were_removed(cls, value: Any) -> Any:
+        if value in ("auto", "batched"):
+            raise _removed("training several clients in one step", "leave engine.clients out")
         return value
 
 

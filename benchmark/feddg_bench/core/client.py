@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,8 +65,9 @@ class ClientData(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, **given: Any) -> Iterator[Batch]:
-        """Yield batches as `feddg_bench.data.client_images.ClientImages.batches` does."""
+    @property
+    def batches(self) -> Callable[..., Iterator[Batch]]:
+        """As `feddg_bench.data.client_images.ClientImages.batches`."""
 
 
 class Received(Mapping[str, Any]):

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from feddg_bench.common.errors import (
-    DataError,
-    FeddgError,
-    PluginError,
-    RunInterruptedError,
-    in_a_line,
-    interrupts_told,
-    modules_in,
-    top,
-)
+from feddg_bench.common.errors import DataError
 from feddg_bench.core.halves import plugin_call
 from feddg_bench.core.messages import Weights
-from feddg_bench.core.method import Method, written_in
+from feddg_bench.core.method import Method
 from feddg_bench.core.server import Ledger, NoReplyError, Server
 from feddg_bench.records.checks import is_evaluated
 from feddg_bench.records.measured import Evaluation
@@ -64,9 +55,6 @@ def federate(
         per_round: K, the clients sampled each round; ``None`` for all.
         every: Evaluate after every n-th round and after the last.
         start: Evaluate no round before this one, except the last.
-
-    Raises:
-        PluginError: If the server half raises an exception of its own.
     """
     if not server.prepared:
         with _exchange(method, server, "prepare"):
@@ -123,30 +111,12 @@ def _evaluated(
     return evaluation
 
 
-@contextmanager
-def _server_half(method: Method, server: Server, call: str) -> Iterator[None]:
-    """Run a call of the server half; add method, round and place to its exceptions."""
+def _server_half(method: Method, server: Server, call: str) -> AbstractContextManager[None]:
+    """Return the frame of a call of the server half."""
     where = f"server half, round {server.round}" if server.round else "server half, before round 1"
     stream = ("server half", call, server.round)
     device = next(iter(server.weights.values())).device
-    try:
-        with (
-            interrupts_told(),
-            plugin_call(method, where, "server.memory", server.seed, *stream, device=device),
-        ):
-            yield
-    except (FeddgError, NoReplyError, RunInterruptedError):
-        raise
-    except BaseException as error:
-        own = written_in(type(method))
-        modules = modules_in(error)
-        asking = any(name.startswith("feddg_bench.engine.") for name in modules)
-        if asking or own.isdisjoint(map(top, modules)):  # from a worker, an observer or the suite
-            raise
-        when = f"in round {server.round}" if server.round else "before round 1"
-        raise PluginError(
-            f"the server half of {type(method).__name__} failed {when}: {in_a_line(error, own)}"
-        ) from error
+    return plugin_call(method, where, "server.memory", server.seed, *stream, device=device)
 
 
 @contextmanager

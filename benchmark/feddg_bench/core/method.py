@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from feddg_bench.common.errors import DataError, top
+from feddg_bench.common.errors import DataError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
@@ -88,10 +88,6 @@ class Method(LightningModule):
     that suits both tasks takes its loss from ``self.task``."""
     rgb_only: ClassVar[bool] = False
     """Whether images must be red, green and blue in [0, 1], as for style transfer."""
-    vectorised: ClassVar[bool] = True
-    """Whether ``training_step`` can be computed for several clients at once
-    (``engine.clients=batched``): it draws no random numbers, takes no gradients itself and reads no
-    tensor's values in Python. Then ``torch.compile(fullgraph=True)`` can capture it, too."""
     singles: ClassVar[str] = ""
     """Why the server half needs single replies, as a phrase that follows "its server half"; "" if
     means weighted by `Server.share` and the sums of `tally` are enough. A class that overrides
@@ -383,11 +379,6 @@ class Method(LightningModule):
         Tensors that are left out, such as private state, have their values from before round 1.
         """
         return server.weights
-
-
-def written_in(method: type) -> set[str]:
-    """Return the top-level packages of a method's class and of its bases, except `Method`."""
-    return {top(kind.__module__) for kind in method.__mro__ if kind not in Method.__mro__}
 
 
 def _backbone(*, channels: int = 3, rgb: bool | None = None, **values: Any) -> Backbone:

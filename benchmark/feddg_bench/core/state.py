@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim import optimizer as optimizers
 
 from feddg_bench.core.client import Client
-from feddg_bench.core.isolation import Kept
 from feddg_bench.core.messages import Payload, Weights
 
 
@@ -47,7 +46,8 @@ class ModuleState:
     ) -> None:
         self.client: Client | None = None
         self._module = module
-        self._optimizers: dict[tuple[bool, ...], _Optimizer] = {}
+        self._optimizers: dict[tuple[bool, ...], torch.optim.Optimizer] = {}
+        self._groups: dict[tuple[bool, ...], list[dict[str, Any]]] = {}
         self.bind()
         self.federated = [n for n in self.tensors if not n.startswith(private + constant)]
         self.trainable = [n for n in self.federated if self.tensors[n].requires_grad]
@@ -75,10 +75,6 @@ class ModuleState:
             targets = [self.tensors[name] for name in weights]
             torch._foreach_copy_(targets, list(weights.values()))
 
-    def changed_groups(self) -> set[str]:
-        """Return the optimizer's settings, except the rate, that the last task left changed."""
-        return set().union(*(each.changed for each in self._optimizers.values()))
-
     @contextmanager
     def serving(self, client: Client) -> Iterator[None]:
         """Make ``client`` the current client for a block."""
@@ -97,43 +93,16 @@ class ModuleState:
         """
         trained = tuple(tensor.requires_grad for tensor in self.tensors.values())
         if trained not in self._optimizers:
-            self._optimizers[trained] = _Optimizer(self._module.configure_optimizers())
-        optimizer = self._optimizers[trained].reset()
+            made = self._optimizers[trained] = self._module.configure_optimizers()
+            self._groups[trained] = [*map(_copied, made.param_groups)]
+        optimizer = self._optimizers[trained]
+        optimizer.state.clear()
+        optimizer.param_groups[:] = map(_copied, self._groups[trained])
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         restore(optimizer, parameters, client.memory.get("optimizer", {}))
         yield optimizer
         if client.train.optimizer_state == "persist":
             client.memory["optimizer"] = kept(optimizer, parameters)
-
-
-class _Optimizer:
-    """An optimizer, and its initial groups and attributes."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        own = vars(optimizer)
-        inner = [each for each in own.values() if isinstance(each, dict)]
-        self._kept = Kept([own, *(each for each in inner if each is not optimizer.state)])
-        self._groups = [_copied(group) for group in optimizer.param_groups]
-
-    @property
-    def changed(self) -> set[str]:
-        """Changes to the initial groups, except the rate, which each epoch sets."""
-        groups: list[dict[str, Any]] = self._optimizer.param_groups
-        if len(groups) != len(self._groups):
-            return {"groups"}
-        found: set[str] = set()
-        for now, then in zip(groups, self._groups, strict=True):
-            keys = now.keys() | then.keys()
-            found |= {key for key in keys if _value(now, key) != _value(then, key)}
-        return found - {"lr"}
-
-    def reset(self) -> torch.optim.Optimizer:
-        """Return the optimizer in its initial state."""
-        self._kept.restore()
-        self._optimizer.state.clear()
-        self._optimizer.param_groups[:] = map(_copied, self._groups)
-        return self._optimizer
 
 
 def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
@@ -151,10 +120,6 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     if any(hooks) or "step" in vars(optimizer) or not getattr(step, "hooked", False):
         return optimizer.step
     return partial(step.__wrapped__, optimizer)  # type: ignore[attr-defined]  # by functools.wraps
-
-
-def _value(group: Mapping[str, Any], key: str) -> Any:
-    return [*map(id, group.get(key, ()))] if key == "params" else group.get(key)
 
 
 def _copied(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from math import prod
 from pathlib import Path
@@ -83,7 +83,7 @@ class ImageBank:
 
 
 class ClientImages:
-    """The images of one client; client code accesses them through `Lent`."""
+    """The images of one client; all its batches are copies."""
 
     def __init__(
         self, bank: ImageBank, index: np.ndarray, augment: AugmentSettings, train: TrainSettings
@@ -138,26 +138,3 @@ class ClientImages:
                 copies.append(self.augment.apply(beside, draws[0]) if augment else to_float(beside))
             batch = (copies[0] if len(copies) == 1 else torch.stack(copies)), labels
             yield batch if domains is None else (*batch, domains[part])
-
-
-class Lent:
-    """Access of client code to its images (see `feddg_bench.core.client.ClientData`).
-
-    Batches are copies. No attribute leads to the memory shared by all clients: PyTorch does not
-    detect every write into a tensor, so a write of one client could reach the next. Only code that
-    inspects the interpreter's objects, such as a function's closure, can find it.
-    """
-
-    __slots__ = ("_batches", "_count")
-
-    def __init__(self, images: ClientImages) -> None:
-        self._count = len(images)
-        # A bound method would expose its object.
-        self._batches: Callable[[Any], Iterator[Batch]] = lambda given: images.batches(**given)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def batches(self, **given: Any) -> Iterator[Batch]:
-        """Yield the batches of `ClientImages.batches`."""
-        return self._batches(given)

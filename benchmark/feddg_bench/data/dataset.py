@@ -30,7 +30,6 @@ from feddg_bench.common.errors import (
     PluginError,
     SettingsError,
     in_a_line,
-    top,
 )
 from feddg_bench.common.files import file_state, plain_file
 from feddg_bench.common.parallel import in_threads
@@ -290,8 +289,7 @@ class DomainDataset(ABC):
             raise
         except Exception as error:
             raise DataError(
-                f"the images of {self.title} cannot be listed: "
-                f"{in_a_line(error, {top(type(self).__module__)})}"
+                f"the images of {self.title} cannot be listed: {in_a_line(error)}"
             ) from error
         lengths = {len(records.paths), len(records.labels), len(records.domains)}
         if len(lengths) > 1:
@@ -389,7 +387,7 @@ def read_checked(
     except Exception as error:
         raise DataError(
             f"cannot read the image {dataset.records().paths[index]} of {dataset.title}: "
-            f"{in_a_line(error, {top(type(dataset).__module__)})}"
+            f"{in_a_line(error)}"
         ) from error
     shape = (size, size, dataset.channels)
     if image.shape != shape or image.dtype != np.dtype(dataset.pixels):

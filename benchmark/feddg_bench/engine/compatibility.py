@@ -8,13 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.schema import EngineSettings
 from feddg_bench.protection.accounting import check_accountant
-from feddg_bench.protection.possible import one_by_one
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import RunSettings
@@ -151,13 +148,6 @@ def reasons_to_refuse(
 def reasons_to_stop(settings: RunSettings, method: Method, clients: int) -> Iterator[str]:
     """Yield the reasons why a run with a built network and clients with images cannot start."""
     privacy, live = settings.privacy, method.live_batch_norm
-    batched = settings.engine.clients != "exact" and not one_by_one(type(method))
-    if live and batched:
-        yield (
-            f"engine.clients=batched cannot step through live batch normalisation, which "
-            f"{settings.backbone.name} has: set federation.bn=frozen or engine.clients=exact"
-        )
-
     if live and settings.federation.bn == "average" and privacy.mechanism == "dp_client":
         yield (
             "the noise of privacy.mechanism=dp_client can make variances of batch normalisation "
@@ -170,29 +160,6 @@ def reasons_to_stop(settings: RunSettings, method: Method, clients: int) -> Iter
             f"a secure sum over {asked} clients hides nothing from them: ask {FEWEST} or more with "
             f"--per-round"
         )
-
-
-# ------------------------------------------------------------------------------------ engine
-
-
-def steps_together(settings: RunSettings, why_not: str) -> bool:
-    """Return whether clients step together; warns if they should and cannot (`one_by_one`)."""
-    if settings.engine.clients == "exact":
-        return False
-    if why_not:
-        say_one_by_one(settings.method, why_not)
-    return not why_not
-
-
-def settled_engine(settings: RunSettings, method: Outline) -> EngineSettings:
-    """Return the engine settings for the key: the defaults if clients cannot step together."""
-    return settings.engine if steps_together(settings, method.one_by_one) else EngineSettings()
-
-
-@cache
-def say_one_by_one(name: str, why: str) -> None:
-    """Warn, only once, that a method's clients do not step together."""
-    logger.warning("%s has %s: its clients train one by one (engine.clients=exact)", name, why)
 
 
 def methods_for(task: str) -> list[str]:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from feddg_bench.common.errors import SettingsError, plugin_code, unknown
+from feddg_bench.common.errors import SettingsError, noted, unknown
 from feddg_bench.common.streams import global_streams
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
 from feddg_bench.config.settle import own_settings, recipe_layers, settle
 from feddg_bench.core.forms import check_uplink
-from feddg_bench.core.method import Method, written_in
+from feddg_bench.core.method import Method
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import ImageFacts, check_fit, is_rgb
 from feddg_bench.engine.portable_functions import use_portable
@@ -121,7 +121,7 @@ def build_on(
 
     Raises:
         SettingsError: If one of the method's own settings cannot be used.
-        PluginError: If the class breaks its contract, or raises an exception of its own.
+        PluginError: If the class breaks its contract.
     """
     check_declared(method)
     hyper = own_settings(method.Settings, settings)
@@ -131,8 +131,7 @@ def build_on(
         "channels": images.channels,
         "rgb": is_rgb(images),
     }
-    what = f"the method {method.__name__} cannot be built"
-    with plugin_code(written_in(method), what), global_streams(settings.seed, "init"):
+    with noted(f"build of {method.__name__}"), global_streams(settings.seed, "init"):
         return method(
             hyper,
             backbone=backbone,

@@ -22,17 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import (
-    ClientError,
-    FeddgError,
-    RunInterruptedError,
-    in_a_line,
-    interrupts_told,
-)
+from feddg_bench.common.errors import FeddgError, in_a_line
 from feddg_bench.common.parallel import GUARD, RAN_AGAIN, end_processes, start_process
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights, decode, encode
-from feddg_bench.core.method import Method, written_in
-from feddg_bench.engine.batched import grouped
+from feddg_bench.core.method import Method
 from feddg_bench.engine.gpu import check_gpus
 from feddg_bench.engine.worker import Worker, WorkerSpec, peak_memory_mib
 
@@ -116,18 +109,10 @@ class SerialExecutor(Executor):
         self.worker = Worker(spec, method)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
-        """Run the tasks one by one, or in groups that train together."""
-        size = self.worker.settings.engine.together if self.worker.batched else 1
-        with interrupts_told():
-            yield from chain.from_iterable(map(self._run, grouped(tasks, size)))
-
-    def _run(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
-        try:
-            return self.worker.run_all(tasks)
-        except RunInterruptedError:
-            raise
-        except BaseException as error:
-            raise _client_error(self.worker, tasks, error) from error
+        """Run the tasks one by one."""
+        for task in tasks:
+            yield self.worker.run_counted(task)
+            del task  # or its client's memory would stay while the next client trains
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Evaluate the weights on the images of each index array."""
@@ -153,7 +138,6 @@ class PoolExecutor(Executor):
         self.members = members
         self._again: deque[WorkerJob] = deque()
         self._timeout = timeout
-        self._together = 1
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
         """Return the `WorkerSpec` of each worker."""
@@ -171,8 +155,6 @@ class PoolExecutor(Executor):
         del method  # lives here; every worker builds its own
         self.memories = {}
         self._settle()
-        engine = spec.settings.engine
-        self._together = 1 if engine.clients == "exact" else engine.together
         specs = self.placed(spec)
         # Only the specs are pickled: our own objects for our own workers. All else is plain bytes.
         posted = {i: self.post(pickle.dumps(own)) for i, own in {id(s): s for s in specs}.items()}
@@ -187,9 +169,7 @@ class PoolExecutor(Executor):
         if first is None:
             return iter(())
         shared = {"weights": dict(first.weights), "broadcast": dict(first.broadcast)}
-        groups = grouped(chain([first], tasks), self._together)
-        answers = self._share(shared, map(_job, groups))
-        return chain.from_iterable(map(_replies, answers))
+        return map(_reply, self._share(shared, map(_job, chain([first], tasks))))
 
     def evaluate(self, weights: Weights, indices: Sequence[np.ndarray]) -> Iterator[Predictions]:
         """Evaluate the weights on the images of each index array."""
@@ -336,11 +316,6 @@ class WorkerJob:
     deaths: int = 0
     building: bool = False
 
-    @property
-    def clients(self) -> int:
-        """Number of clients whose time limits add up."""
-        return max(1, len(self.payload.get("tasks", ())))
-
 
 class RemoteWorker(ABC):
     """The local end of a worker in another process, or of its replacement; see `WorkerEnd`.
@@ -400,26 +375,22 @@ class RemoteWorker(ABC):
             self.job = self._build
 
     def give(self, job: WorkerJob, seconds: float | None) -> None:
-        """Give the worker a job, after the data that its jobs share, unless it has them already.
-
-        Clients that train together have ``seconds`` each.
-        """
+        """Give the worker a job, after the data that its jobs share, unless it has them already."""
         shared = [] if self._has is self.shared else [("share", self.shared)]
         self._has = self.shared
         self.future = self.submit(*shared, ("work", encode(job.payload)))
         self.job = job
-        self.due = math.inf if seconds is None else time.monotonic() + seconds * job.clients
+        self.due = math.inf if seconds is None else time.monotonic() + seconds
 
     def receive(self) -> Any:
         """Return the worker's answer, or raise the error that it reports."""
         answer = decode(self.take())
         self.job = None
         if "error" in answer:
-            kind = {"client": ClientError, "user": FeddgError}.get(answer["kind"])
-            details = RuntimeError(f"in a worker process:\n{answer['traceback']}")
-            if kind is None:
-                raise details
-            raise kind(answer["error"]) from details
+            error = (FeddgError if answer["user"] else RuntimeError)(answer["error"])
+            for note in answer["notes"]:
+                error.add_note(note)
+            raise error from RuntimeError(f"in a worker process:\n{answer['traceback']}")
         return answer
 
 
@@ -460,11 +431,14 @@ class WorkerEnd:
         try:
             return work()
         except BaseException as error:  # sent to the executor, which raises it
-            client, user = isinstance(error, ClientError), isinstance(error, FeddgError)
-            kind = "client" if client else "user" if user else "other"
-            text = traceback.format_exc().encode(errors="backslashreplace").decode()
-            message = {"error": in_a_line(error), "kind": kind, "traceback": text}
-            return encode(message)
+            return encode(
+                {
+                    "error": in_a_line(error),
+                    "notes": [*getattr(error, "__notes__", ())],
+                    "user": isinstance(error, FeddgError),
+                    "traceback": traceback.format_exc(),
+                }
+            )
 
 
 class ProcessExecutor(PoolExecutor):
@@ -561,13 +535,8 @@ def _answer(worker: Worker, shared: Payload, job: Payload) -> bytes:
     if "index" in job:
         predictions, loss = worker.evaluate(shared["weights"], job["index"].numpy())
         return encode({"predictions": torch.from_numpy(predictions), "loss": loss})
-    tasks = [
-        Task(weights=shared["weights"], broadcast=shared["broadcast"], **t) for t in job["tasks"]
-    ]
-    try:
-        return encode({"replies": list(map(_sent, worker.run_all(tasks)))})
-    except BaseException as error:
-        raise _client_error(worker, tasks, error) from error
+    task = Task(weights=shared["weights"], broadcast=shared["broadcast"], **job)
+    return encode(_sent(worker.run_counted(task)))
 
 
 def _sent(reply: Reply[Any]) -> Payload:
@@ -577,35 +546,13 @@ def _sent(reply: Reply[Any]) -> Payload:
     return {**rest, "value": value, "update": update}
 
 
-def _job(tasks: Sequence[Task]) -> WorkerJob:
-    """Return tasks of one call as a job."""
+def _job(task: Task) -> WorkerJob:
     names = "client", "call", "round", "memory", "told"
-    content = [{name: getattr(task, name) for name in names} for task in tasks]
-    return WorkerJob(f"{_who(tasks)} in {_when(tasks)}", {"tasks": content})
+    name = f"{task.client} in round {task.round} ({task.call})"
+    return WorkerJob(name, {name: getattr(task, name) for name in names})
 
 
-def _replies(answer: Payload) -> Iterator[Reply[Any]]:
-    """Yield the replies in an answer."""
-    replies = deque(answer.pop("replies"))
-    while replies:
-        sent = replies.popleft()
-        if sent.pop("update"):
-            sent["value"] = LocalUpdate(**sent["value"])
-        yield Reply(**sent)
-        del sent  # or it would stay while the next client trains
-
-
-def _who(tasks: Sequence[Task]) -> str:
-    """Return the client, or the first of several."""
-    return tasks[0].client + (f" and {len(tasks) - 1} more" if len(tasks) > 1 else "")
-
-
-def _when(tasks: Sequence[Task]) -> str:
-    """Return the round and the call of tasks of one call."""
-    return f"round {tasks[0].round} ({tasks[0].call})"
-
-
-def _client_error(worker: Worker, tasks: Sequence[Task], error: BaseException) -> ClientError:
-    """Return a `ClientError` that names the client, round and call that raised ``error``."""
-    cause = in_a_line(error, written_in(type(worker.method)))
-    return ClientError(f"{_who(tasks)} failed in {_when(tasks)}: {cause}")
+def _reply(sent: Payload) -> Reply[Any]:
+    if sent.pop("update"):
+        sent["value"] = LocalUpdate(**sent["value"])
+    return Reply(**sent)

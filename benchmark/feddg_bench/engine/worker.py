@@ -8,10 +8,9 @@ import math
 import os
 import resource
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,13 +19,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import PluginError, plugin_code
-from feddg_bench.common.streams import torch_stream
+from feddg_bench.common.errors import noted
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
 from feddg_bench.core.client import Client, Received
 from feddg_bench.core.halves import plugin_call
-from feddg_bench.core.isolation import Isolation
 from feddg_bench.core.lightning import (
     Fabric,
     LightningEnvironment,
@@ -40,23 +37,19 @@ from feddg_bench.core.messages import (
     Weights,
     content,
     copied,
-    encode,
     leaves,
     plain,
 )
-from feddg_bench.core.method import Method, written_in
+from feddg_bench.core.method import Method
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
-from feddg_bench.data.client_images import ClientImages, ImageBank, Lent
+from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
-from feddg_bench.engine.batched import fit_together
-from feddg_bench.engine.compatibility import steps_together
 from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.flop import count_flop, peak_flops
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.protection.guarantee import noised
-from feddg_bench.protection.possible import one_by_one
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
@@ -76,8 +69,6 @@ class WorkerSpec:
         sharing: Workers on the same device, this one included.
         plugin: The method's class, if it is not the one registered under its name.
         counts: Whether operations are counted, for which some work is done twice.
-        checks: Whether the first task of each call is repeated after the second, on a CPU, because
-            the method has not been tested against the contract.
     """
 
     settings: RunSettings
@@ -87,7 +78,6 @@ class WorkerSpec:
     sharing: int = 1
     plugin: type[Method] | None = None
     counts: bool = True
-    checks: bool = False
 
 
 @cache
@@ -148,28 +138,9 @@ class Worker:
         self._initial_private = self.method.state.private_weights()
         self._folded = self._foldable()
         self._evaluated: tuple[Weights, list[int], list[Fold]] | None = None
-        self.batched = steps_together(self.settings, one_by_one(type(self.method)))
         self._counted: set[str] = set()
-        self._firsts: dict[str, tuple[Task, bytes] | None] = {}
         self._modes: list[bool] = []
-        self._threads = False  # whether the last task left a thread, which may write into its reply
         self._modules = [*self.method.modules()]
-        state = self.method.state
-        constant = sorted(state.tensors.keys() - {*state.federated, *state.private})
-        self.isolation = Isolation(
-            self.method,
-            [kind for kind in type(self.method).__mro__ if issubclass(kind, Method)],
-            state.tensors,
-            {name: state.tensors[name] for name in constant},
-            {"the decoded images": self.bank.images, "the labels": self.bank.labels},
-            {
-                "the settings of training": self.settings.train,
-                "the settings of the method": self.method.settings,
-                "the settings of augmentation": self.settings.augment,
-                "Fabric": self.fabric,
-                "the images": self.bank,
-            },
-        )
 
     def _images(self, rows: np.ndarray) -> ClientImages:
         return ClientImages(self.bank, rows, self.settings.augment, self.settings.train)
@@ -206,7 +177,7 @@ class Worker:
 
     def _do(self, task: Task, client: Client) -> tuple[Any, dict[str, float]]:
         """Return the value of a task for its client, and `Reply.seconds`."""
-        start, threads = time.perf_counter(), threading.active_count()
+        start = time.perf_counter()
         self._evaluated = None
         self._train_mode()
         self.method.state.load(client.memory.pop("private state", self._initial_private))
@@ -216,13 +187,13 @@ class Worker:
         where = f"{task.client}, round {task.round}, {task.call}"
         seed, device = self.settings.seed, self.device
         with (
-            self.isolation.around(client.name),
             plugin_call(self.method, where, "client.memory", seed, *stream, device=device),
             self.method.state.serving(client),
             folded(self._folded["train"]),
         ):
             value = getattr(self.method, task.call)(client)
-        self._threads = threading.active_count() > threads
+        for tensor in self.method.state.tensors.values():
+            tensor.grad = None
         if self._initial_private:
             client.memory["private state"] = self.method.state.private_weights()
         return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}
@@ -233,49 +204,14 @@ class Worker:
             self.method.train()
             self._modes = [module.training for module in self._modules]
 
-    def run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
-        """Run tasks of one call together if clients step together, else one by one.
-
-        The operations of the first task of each call are counted separately.
-        """
+    def run_counted(self, task: Task) -> Reply[Any]:
+        """Run a task; the operations of the first one of each call are counted separately."""
         counted: dict[str, float] = {}
-        if self.spec.counts and tasks[0].call not in self._counted:
-            self._counted.add(tasks[0].call)
+        if self.spec.counts and task.call not in self._counted:
+            self._counted.add(task.call)
             with suppress(Exception):  # an error that does not come from counting is raised below
-                counted = self._count(tasks[0])
-        checked = self.spec.checks and self.device.type == "cpu" and len(tasks) == 1
-        replies = self._checked(tasks[0]) if checked else self._run_all(tasks)
-        return [replace(replies[0], counted=counted), *replies[1:]] if counted else replies
-
-    def _checked(self, task: Task) -> list[Reply[Any]]:
-        """Run a task; check the first of each call for side effects.
-
-        Raises:
-            PluginError: If it writes into the client's images or labels, or its reply differs when
-                it is repeated after the second task of the call.
-        """
-        if task.call not in self._firsts:
-            rows = self.data[task.client].index.clone()
-            before = encode([*self.bank.take(rows)])
-            reply = self.run(task)
-            if encode([*self.bank.take(rows)]) != before:
-                raise PluginError(
-                    "it wrote into the client's images or labels: write into a copy, such as "
-                    "tensor.clone()"
-                )
-            self._firsts[task.call] = task, _sent(reply)
-            return [reply]
-        reply, first = self.run(task), self._firsts[task.call]
-        if first is not None:
-            self._firsts[task.call] = None
-            earlier, sent = first
-            if _sent(self.run(earlier)) != sent:
-                raise PluginError(
-                    f"{earlier.client} answers otherwise when it is asked the same again after "
-                    f"{task.client}: keep what a client remembers in client.memory and draw from "
-                    f"client.generator; feddg_bench.testing.contract_tests finds out more"
-                )
-        return [reply]
+                counted = self._count(task)
+        return replace(self.run(task), counted=counted)
 
     def _count(self, task: Task) -> dict[str, float]:
         """Return `Reply.counted`, from a few images of the client.
@@ -284,41 +220,22 @@ class Worker:
         """
         client = self._client(task)
         few = self.data[task.client].index[:COUNTED].numpy()
-        client.data = Lent(self._images(few))
+        client.data = self._images(few)
         client.domain_ids = client.domain_ids[:COUNTED]
         held = self.validation.get(task.client)
         if held is not None:  # in proportion: the caller counts by training images
             part = max(1, round(len(held) * len(few) / len(self.data[task.client])))
-            client.validation = Lent(self._images(held.index[:part].numpy()))
+            client.validation = self._images(held.index[:part].numpy())
         flop = count_flop(lambda: self._do(task, client))
         peak = peak_flops(self.device, self.settings.train.precision, self.spec.threads)
         return {"flop an image": flop / len(few), "peak flops": peak}
 
-    def _run_all(self, tasks: Sequence[Task]) -> list[Reply[Any]]:
-        # A shared step has only one broadcast, and `told` differs between clients.
-        if not self.batched or tasks[0].call != "fit" or any(task.told for task in tasks):
-            return [self.run(task) for task in tasks]
-        start = time.perf_counter()
-        clients = [self._client(task) for task in tasks]
-        self._evaluated = None
-        self.method.train()
-        stream = ("fit together", tasks[0].round, tasks[0].client)
-        with (
-            self.isolation.around(clients[0].name),
-            torch_stream(self.settings.seed, *stream, device=self.device),
-            folded(self._folded["train"]),
-        ):
-            values = fit_together(self.method, clients, self._initial_private)
-        each = {"copy": 0.0, "work": (time.perf_counter() - start) / len(tasks)}
-        return [self._reply(client, v, each) for client, v in zip(clients, values, strict=True)]
-
     def _client(self, task: Task) -> Client:
-        held = self.validation.get(task.client)
         return Client(
             name=task.client,
             round=task.round,
             rounds=self.settings.federation.rounds,
-            data=Lent(self.data[task.client]),
+            data=self.data[task.client],
             weights=Received(task.weights, self.device),
             broadcast=Received({**task.broadcast, **task.told}),
             memory=copied(task.memory),
@@ -327,7 +244,7 @@ class Worker:
             seed=self.settings.seed,
             domain_ids=self.domain_ids[task.client].clone(),
             sources=self.spec.federation.sources,
-            validation=None if held is None else Lent(held),
+            validation=self.validation.get(task.client),
         )
 
     def _reply(
@@ -344,7 +261,7 @@ class Worker:
         if isinstance(value, LocalUpdate):
             return LocalUpdate(self._plain(value.weights), self._plain(value.extra))
         own = {tensor.data_ptr() for tensor in self.method.state.tensors.values()}
-        return copied(plain(value)) if self._threads else plain(value, own)
+        return plain(value, own)
 
     @torch.no_grad()
     def evaluate(self, weights: Weights, index: np.ndarray) -> tuple[np.ndarray, float]:
@@ -352,23 +269,16 @@ class Worker:
 
         Returns:
             Predictions [n], class ids or numbers, and the summed loss.
-
-        Raises:
-            PluginError: If the method's code raises an exception of its own.
         """
-        task, kind = TASKS[self.spec.federation.task], type(self.method)
+        task = TASKS[self.spec.federation.task]
         self.method.eval()
         folds = self._load_to_evaluate(weights)
         predictions = []
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        with plugin_code(written_in(kind), f"the evaluation of {kind.__name__} failed"):
+        with noted("evaluation"):
             for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
                 images, labels = self.bank.take(part)
-                with (
-                    self.isolation.around("an evaluation"),
-                    self.fabric.autocast(),
-                    folded(self._folded["evaluation"], folds),
-                ):
+                with self.fabric.autocast(), folded(self._folded["evaluation"], folds):
                     outputs = self.method(to_float(images)).float()
                 predictions.append(task.predict(outputs))
                 loss += task.loss(outputs, labels, "sum")
@@ -390,11 +300,6 @@ class Worker:
             folds = fold_all(self._folded["evaluation"])
             known = self._evaluated = weights, versions(), folds
         return known[2]
-
-
-def _sent(reply: Reply[Any]) -> bytes:
-    """Return the content that a client sends and keeps, encoded."""
-    return encode([content(reply.value), dict(reply.metrics), reply.memory])
 
 
 def keep_freed_memory() -> None:

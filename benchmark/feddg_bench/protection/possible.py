@@ -1,4 +1,4 @@
-"""Protections and engines that a method supports, according to what its class declares."""
+"""Protections that a method supports, according to what its class declares."""
 
 from __future__ import annotations
 
@@ -39,16 +39,6 @@ def obstacles(method: type[Method]) -> dict[str, str]:
         "dp_client": _not_weights_alone(method) or _no_sums(method),
         "dp_style": _nothing_sent_once(method),
     }
-
-
-def one_by_one(method: type[Method]) -> str:
-    """Return why a method's clients cannot step together; "" if they can."""
-    if not method.vectorised:
-        return "a training step that draws numbers or takes gradients itself"
-    own = own_classes(method)
-    names = ("fit", "batches", "configure_optimizers", "on_before_optimizer_step")
-    overridden = [name for name in names if any(name in vars(kind) for kind in own)]
-    return f"its own {' and '.join(overridden)}" if overridden else ""
 
 
 def sent_by(uplink: Uplink) -> Iterator[Sent]:

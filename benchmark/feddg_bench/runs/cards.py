@@ -246,8 +246,6 @@ def _requirements(method: Outline) -> Iterator[str]:
     if files := method.Settings.files:
         named = ", ".join(f"`hyper.{name}`" for name in files)
         yield f"Files, for some of its settings: {named}."
-    if not method.vectorised:
-        yield "Clients train one by one: `engine.clients=batched` has no effect."
 
 
 def protection_text(method: Outline) -> str:

@@ -46,7 +46,7 @@ from feddg_bench.data.locations import find_network
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
-from feddg_bench.engine.compatibility import Rate, check_fit, is_rgb, settled_engine
+from feddg_bench.engine.compatibility import Rate, check_fit, is_rgb
 from feddg_bench.plugins import check_name, make_dataset, method_title, names, outline, read_plugins
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import open_results
@@ -586,7 +586,6 @@ def _settle(draft: Draft, seed: int) -> Plan:
     dataset = dataset.adjusted(settings.world)
     check_fit(settings, method, dataset, _rate(layers, recipe))
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
-    settings = settings.model_copy(update={"engine": settled_engine(settings, method)})
     canonical = canonical_settings(settings, method.Settings, dataset.Settings)
     if dataset.identity:
         canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.common.errors import DataError, top
+from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import cache_dir
 from feddg_bench.common.portable import cpu_flags
 from feddg_bench.config.schema import DataSettings, Resources, RunSettings
@@ -133,8 +133,7 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
     device = "cpu" if resources.engine == "ray" else find_devices(resources.device)[0]
     if device == "cpu" and settings.train.precision == "bf16-mixed" and resources.engine != "ray":
         warn_of_slow_bf16(frozenset(cpu_flags()))
-    unknown = top(type(method).__module__) != "feddg_methods"  # these are tested with the suite
-    spec = WorkerSpec(settings, federation, device, resources.threads, checks=unknown)
+    spec = WorkerSpec(settings, federation, device, resources.threads)
     executor.start(spec, method)
     home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU
     server = open_server(settings, federation, method, executor, home)

@@ -27,7 +27,8 @@ from feddg_bench.common.errors import (
     FeddgError,
     RunInterruptedError,
     SettingsError,
-    raise_in_handler,
+    in_a_line,
+    told,
 )
 from feddg_bench.common.parallel import end_processes, start_process
 from feddg_bench.common.terminal import say
@@ -135,9 +136,10 @@ class SweepWorker:
             with self.tracker:
                 execute(plan, self._data, self.executor, self.resources, *observers)
         except Exception as error:  # saved, and the other runs continue
-            user = isinstance(error, FeddgError)
-            sentence = str(error) if user else f"{type(error).__name__}: {error}"
-            self._fail(job, sentence, "" if user else traceback.format_exc())
+            if isinstance(error, FeddgError):
+                self._fail(job, told(error))
+            else:
+                self._fail(job, in_a_line(error), traceback.format_exc())
             return
         self.failures.forget([job.key])
         self.tell("end", job.key)
@@ -282,7 +284,7 @@ def _serve(pipe: connection.Connection, copy: Copy) -> None:
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
-    raise_in_handler(RunInterruptedError(number), _interrupt)
+    raise RunInterruptedError(number)
 
 
 def _end_with_parent() -> None:
@@ -312,7 +314,7 @@ def _between_runs() -> Iterator[None]:
         return
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise_in_handler(RunInterruptedError(number), stop)
+        raise RunInterruptedError(number)
 
     signal.signal(notice, stop)
     try:

@@ -1,6 +1,6 @@
 """Test your own method or data set against the contract that the built-in ones keep."""
 
-from feddg_bench.testing.contract import CONTRACT, Subject, contract_tests
+from feddg_bench.testing.contract import CONTRACT, Checked, Subject, check_contract, contract_tests
 from feddg_bench.testing.toy import (
     TaskRecorder,
     ToyRun,
@@ -12,9 +12,11 @@ from feddg_bench.testing.toy import (
 
 __all__ = [
     "CONTRACT",
+    "Checked",
     "Subject",
     "TaskRecorder",
     "ToyRun",
+    "check_contract",
     "contract_tests",
     "start_toy_run",
     "toy_federation",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -32,6 +32,7 @@ from feddg_bench.testing.toy import (
     toy_leaves,
     toy_regression,
 )
+from feddg_bench.testing.traces import traces
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
 CHANCES: Layer = {  # light keeps its place, so that it can be learnt; SGD has state
@@ -83,24 +84,22 @@ class Recorded:
         self.run = run = subject.run(*layers, executor=self.recorder)
         self.results: list[RoundResult] = []
         self.states = [encode(run.server.state())]
-        before, images = self._places(), self._images()
-        for upto in (1, 2, 3):
-            self.results += run.rounds(upto)
-            self.states.append(encode(run.server.state()))
-        self.behind = self.recorder.worker.isolation.undone
-        self.behind |= {f"{key} of the optimizer" for key in run.method.state.changed_groups()}
-        if images != self._images():
-            self.behind.add("the images or the labels")
+        before, found = self._places(), traces(self.recorder.worker)
+        try:
+            for upto in (1, 2, 3):
+                self.results += run.rounds(upto)
+                self.states.append(encode(run.server.state()))
+        except Exception as error:
+            if behind := _changed(found, traces(self.recorder.worker)):
+                error.add_note(f"clients had changed {', '.join(behind)}")
+            raise
+        self.behind = _changed(found, traces(self.recorder.worker))
         self.moved = [n for n, place in self._places().items() if place != before.get(n)]
 
     def weights(self, after: int) -> Weights:
         """Return the global model after so many rounds."""
         weights: Weights = decode(self.states[after])["weights"]
         return weights
-
-    def _images(self) -> bytes:
-        bank = self.recorder.worker.bank
-        return encode([bank.images, bank.labels])
 
     def _places(self) -> dict[str, tuple[int, int]]:
         state = self.run.method.state_dict(keep_vars=True)
@@ -119,38 +118,54 @@ CONTRACT: list[Check] = []
 """All checks; parametrize a test with them to see them one by one."""
 
 
-def contract_tests(method: type[Method], hyper: Mapping[str, Any] | None = None) -> None:
-    """Check that a method keeps the contract, on toy data; takes some seconds.
+class Checked(NamedTuple):
+    """The result of one check of the contract."""
 
-    A line on standard error reports each check; ``pytest --capture=no`` shows it.
+    name: str
+    rule: str  # the first line of its docstring
+    fault: str  # why it failed, or ""
+    seconds: float
+
+
+def check_contract(
+    method: type[Method] | str, hyper: Mapping[str, Any] | None = None
+) -> Iterator[Checked]:
+    """Check a method on toy data, and yield each result as soon as it is known.
 
     Args:
-        method: The plugin's class. For the check with two processes its module must be importable.
+        method: The plugin's class or its registered name. For the check with two processes its
+            module must be importable.
         hyper: Settings with which the method can run without files.
-
-    Raises:
-        AssertionError: Naming every check that failed and why.
     """
     subject = Subject(method, {"hyper": dict(hyper or {})})
-    failed = []
-    for number, check in enumerate(CONTRACT, 1):
-        _tell(f"{method.__name__}, {number} of {len(CONTRACT)}: {check.__name__} ...")
-        began, result = time.perf_counter(), "passed"
+    for check in CONTRACT:
+        began, fault = time.perf_counter(), ""
         try:
             check(subject)
         except Exception as error:
             why = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-            rule = (check.__doc__ or "").partition("\n")[0]
-            failed.append(f"- {check.__name__}: {why}{error}\n  The rule: {rule}")
-            result = "failed"
-        _tell(f" {result} in {time.perf_counter() - began:.1f} s\n")
+            fault = "; ".join([f"{why}{error}", *getattr(error, "__notes__", ())])
+        rule = (check.__doc__ or "").partition("\n")[0]
+        yield Checked(check.__name__, rule, fault, time.perf_counter() - began)
+
+
+def contract_tests(method: type[Method], hyper: Mapping[str, Any] | None = None) -> None:
+    """Check that a method keeps the contract, as `check_contract`; takes some minutes.
+
+    A line on standard error reports each check; ``pytest --capture=no`` shows it.
+
+    Raises:
+        AssertionError: Naming every check that failed and why.
+    """
+    failed = []
+    for number, (name, rule, fault, seconds) in enumerate(check_contract(method, hyper), 1):
+        result = "failed" if fault else "passed"
+        of = f"{number} of {len(CONTRACT)}"
+        sys.stderr.write(f"{method.__name__}, {of}: {name} {result} in {seconds:.1f} s\n")
+        if fault:
+            failed.append(f"- {name}: {fault}\n  The rule: {rule}")
     if failed:
         raise AssertionError(f"{method.__name__} breaks the contract:\n" + "\n".join(failed))
-
-
-def _tell(words: str) -> None:
-    sys.stderr.write(words)
-    sys.stderr.flush()
 
 
 def _checked(check: Check) -> Check:
@@ -235,12 +250,9 @@ def a_task_leaves_no_trace(subject: Subject) -> None:
 
 @_checked
 def clients_leave_the_process_as_it_was(subject: Subject) -> None:
-    """Clients undo their changes to folder, variables, threads, layers and images.
-
-    A run undoes most of these itself; a method that relies on this is hard to read.
-    """
+    """Clients undo their changes to folder, variables, threads, layers, classes and images."""
     behind = subject.some.behind
-    _require(not behind, f"clients change and do not put back: {', '.join(sorted(behind))}")
+    _require(not behind, f"clients change and do not put back: {', '.join(behind)}")
 
 
 @_checked
@@ -367,6 +379,11 @@ def a_regression_is_learnt_or_refused(subject: Subject) -> None:
 
 
 # ----------------------------------------------------------------------------------- helpers
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parts in which two snapshots differ."""
+    return sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
 
 
 def _require(holds: bool, message: str) -> None:

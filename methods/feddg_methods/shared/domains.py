@@ -22,8 +22,6 @@ from feddg_bench.core.method import Method
 class DomainBatches(Method):
     """Trains on batches of images, labels and domain ids."""
 
-    vectorised = False  # batches have three parts
-
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
         return client.batches(train=True, epoch=epoch, domains=True)
 
