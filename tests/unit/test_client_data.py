@@ -108,16 +108,6 @@ def test_batches_share_no_memory_with_the_images(pixels, augment, settings):
     assert torch.equal(bank.labels, before[1])
 
 
-def test_no_attribute_of_a_client_leads_to_the_images():
-    lent = make_client().data
-    with pytest.raises(AttributeError):
-        lent.batches = None
-    found = [getattr(lent, name) for name in dir(lent)]
-    owners = [getattr(each, "__self__", each) for each in found]
-    assert not [each for each in [*found, *owners] if isinstance(each, ClientImages | ImageBank)]
-    assert not hasattr(lent, "__dict__")
-
-
 def test_an_epoch_holds_every_image_once():
     drawn = labels(make_client([3, 1, 4, 5, 9, 2, 6]).batches(train=True))
     assert [len(part) for part in drawn] == [4, 3]

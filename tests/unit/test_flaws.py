@@ -149,7 +149,10 @@ def test_a_letter_is_what_came_first():
     assert sizes == {"C": 5}
     flaw = misform("s", torch.zeros(2, 6), "float32 [2, C]", MODEL, sizes)
     assert flaw is not None
-    assert (flaw.name, flaw.reason) == ("s", "is float32 [2, 6], expected float32 [2, 5]")
+    assert (flaw.name, flaw.reason) == (
+        "s",
+        "is float32 [2, 6], expected float32 [2, C] with C = 5",
+    )
 
 
 # ------------------------------------------------------------------- forms that can be read

@@ -14,7 +14,16 @@ from torch.testing import assert_close
 
 from feddg_bench.common.errors import DataError, PluginError
 from feddg_bench.config.schema import BackboneSettings
-from feddg_bench.core.messages import LocalUpdate, content, copied, decode, encode, leaves, nbytes
+from feddg_bench.core.messages import (
+    LocalUpdate,
+    content,
+    copied,
+    decode,
+    encode,
+    leaves,
+    nbytes,
+    plain,
+)
 from feddg_bench.models.backbones import build_backbone
 from tests.helpers import refused
 
@@ -61,7 +70,6 @@ def test_what_arrives_is_a_copy():
         (np.zeros(2), "ndarray"),
         (np.int64(3), "int64"),
         (1j, "complex"),
-        ("\ud800", "string with half a surrogate pair"),
         (nn.Linear(1, 1), "Linear"),
     ],
 )
@@ -72,7 +80,7 @@ def test_other_objects_may_not_cross(function, value, kind):
     assert f"a message holds a {kind} as extra[0];" in str(caught.value)
 
 
-@pytest.mark.parametrize("key", [1, None, (0, 1), True, "\ud800"])
+@pytest.mark.parametrize("key", [1, None, (0, 1), True])
 @pytest.mark.parametrize("function", [encode, nbytes])
 def test_keys_are_strings(function, key):
     with pytest.raises(PluginError) as caught:
@@ -185,18 +193,21 @@ def test_a_pickle_is_not_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        torch.eye(2).to_sparse(),
-        10**400,
-        -(10**5000),
-    ],
-    ids=["sparse", "401 digits", "5001 digits"],
+    "value", [torch.eye(2).to_sparse(), torch.zeros(2, device="meta")], ids=str
 )
 def test_what_has_no_encoding_is_refused_by_name(value):
     for function in (encode, nbytes):
         with refused(PluginError, "as extra.x"):
             function({"extra": {"x": value}})
+
+
+def test_a_payload_is_made_plain():
+    own = torch.zeros(2)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    found = plain({"a": [own, parameter * 2, np.float64(0.5)], "n": 3}, {own.data_ptr()})
+    copy, computed, number = found["a"]
+    assert (copy.data_ptr() != own.data_ptr(), computed.requires_grad) == (True, False)
+    assert (type(number), type(found["n"])) == (float, int)
 
 
 def test_a_deep_header_is_refused():

@@ -172,7 +172,10 @@ def test_declared_forms_are_kept():
     server = make_server(answer)
     server._uplink = {"style": {"style": "float32 [2, C]"}}
     assert [r.client for r in server.ask(style)] == ["client_0", "client_1"]
-    assert server.ledger.dropped[0]["reason"] == "is float32 [2, 3], expected float32 [2, 4]"
+    assert (
+        server.ledger.dropped[0]["reason"]
+        == "is float32 [2, 3], expected float32 [2, C] with C = 4"
+    )
 
 
 # ------------------------------------------------------------------------------------ sums

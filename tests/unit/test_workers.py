@@ -273,14 +273,10 @@ class SingleImages(FedAvg):
 
 
 def test_a_batch_that_cannot_be_normalised_is_told_the_settings():
-    with refused(
-        SettingsError,
-        "client_0, round 1, fit",
-        "batch of one",
-        "train.batch_size=2",
-        "federation.bn=frozen",
-    ):
+    words = "batch of one", "train.batch_size=2", "federation.bn=frozen"
+    with refused(SettingsError, *words) as caught:
         start_toy_run(SingleImages).rounds(1)
+    assert caught.value.__notes__ == ["client_2, round 1, fit"]
 
 
 def say_where(pipe):

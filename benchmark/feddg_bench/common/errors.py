@@ -65,11 +65,14 @@ def noted(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not getattr(error, "__notes__", ()):
-            error.add_note(where)
+        if getattr(error, "__notes__", ()):
+            raise
+        error.add_note(where)
         for beginning, remedy in REMEDIES.items():
             if str(error).startswith(beginning):
-                raise SettingsError(f"{where}: {in_a_line(error)}; {remedy}") from error
+                mendable = SettingsError(f"{in_a_line(error)}; {remedy}")
+                mendable.add_note(where)
+                raise mendable from error
         raise
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -108,14 +107,27 @@ def misform(
         flaw = misfit(value, model, whole=not part)
         return flaw and flaw._replace(name=f"{name}.{flaw.name}".rstrip("."))
     for path, leaf in leaves(value, name) if "[" in form else [(name, value)] if form else ():
-        wanted = form
-        for place, size in enumerate(form.partition("[")[2].rstrip("]").split(", ")):
-            if size.isalpha() and isinstance(leaf, Tensor) and place < leaf.dim():
-                number = sizes.setdefault(size, leaf.shape[place])
-                wanted = re.sub(rf"\b{size}\b", str(number), wanted)
-        if form_of(leaf) not in wanted.split(" | "):
-            return Flaw(path, f"is {form_of(leaf)}, expected {wanted}", form=True)
+        if not any(_fits(leaf, one, sizes) for one in form.split(" | ")):
+            known = [f"{size} = {n}" for size, n in sizes.items() if f" {size}" in form]
+            where = f" with {', '.join(known)}" if known and isinstance(leaf, Tensor) else ""
+            return Flaw(path, f"is {form_of(leaf)}, expected {form}{where}", form=True)
     return None
+
+
+def _fits(leaf: Any, form: str, sizes: MutableMapping[str, int]) -> bool:
+    """Return whether a tensor or number has a form without alternatives; see `misform`."""
+    kind, tensor, shape = form.partition(" [")
+    if not tensor or not isinstance(leaf, Tensor):
+        return form_of(leaf) == form
+    wanted = shape[:-1].split(", ") if shape != "]" else []
+    return (
+        f"torch.{kind}" == str(leaf.dtype)
+        and len(wanted) == leaf.dim()
+        and all(
+            number == (int(size) if size.isdigit() else sizes.setdefault(size, number))
+            for size, number in zip(wanted, leaf.shape, strict=True)
+        )
+    )
 
 
 def nonfinite(payload: Any) -> Flaw | None:

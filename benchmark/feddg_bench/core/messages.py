@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddg_bench.common.errors import DataError, PluginError
 
@@ -118,33 +118,18 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """
     if isinstance(payload, Mapping):
         for key, item in payload.items():
-            if not isinstance(key, str) or not _is_unicode(key):
+            if not isinstance(key, str):
                 raise PluginError(f"a message has the key {key!r}; keys of messages are strings")
             yield from leaves(item, f"{name}.{key}" if name else key)
     elif isinstance(payload, list):
         for number, item in enumerate(payload):
             yield from leaves(item, f"{name}[{number}]")
     else:
-        strange = None
-        if isinstance(payload, Tensor):
-            # Tensors of some devices are of a subclass that PyTorch dispatches to; see `plain`.
-            dispatched = type(payload).__torch_dispatch__ is not Tensor.__torch_dispatch__
-            if type(payload) not in (Tensor, nn.Parameter) and not (
-                dispatched and not payload.is_cpu
-            ):
-                strange = type(payload).__name__
-            elif payload.layout != torch.strided or payload.is_meta or payload.is_nested:
-                strange = f"tensor of layout {payload.layout} on {payload.device}"
-            elif payload.is_quantized or payload.dtype in (torch.complex32, torch.complex128):
-                strange = f"tensor of type {payload.dtype}"  # safetensors has none of these
-        elif isinstance(payload, int):
-            if payload.bit_length() > 1023:  # overflows a float; text of any length
-                strange = f"number of {payload.bit_length()} bits"
-        elif isinstance(payload, str):
-            if not _is_unicode(payload):
-                strange = "string with half a surrogate pair"
-        elif payload is not None and not isinstance(payload, float):
-            strange = type(payload).__name__
+        strange = type(payload).__name__
+        if isinstance(payload, Tensor) and (payload.layout != torch.strided or payload.is_meta):
+            strange = f"tensor of layout {payload.layout} on {payload.device}"
+        elif payload is None or isinstance(payload, Tensor | int | float | str):
+            strange = ""
         if strange:
             raise PluginError(
                 f"a message holds a {strange}{name and f' as {name}'}; messages may hold dense "
@@ -153,48 +138,23 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, payload
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def plain(payload: Any, own: Set[int] = frozenset()) -> Any:
-    """Return a payload as another process would get it: of plain types, without gradients.
-
-    A subclass could return other values at each access, and so hide NaN from a check.
+    """Return a payload as another process would get it: without gradients and NumPy's floats.
 
     Args:
         payload: Made by client code; parts that may not be sent stay unchanged (see `leaves`).
         own: Addresses of tensors that will change later, and are therefore copied.
     """
     if isinstance(payload, Tensor):
-        if type(payload).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        if payload.layout != torch.strided or payload.is_meta:
             return payload
-        with torch._C.DisableTorchFunctionSubclass():
-            if type(payload) is not Tensor or payload.requires_grad:
-                payload = payload.as_subclass(Tensor).detach()
-            if payload.layout != torch.strided or payload.is_meta or payload.data_ptr() not in own:
-                return payload
-            return payload.clone()
+        payload = payload.detach()
+        return payload.clone() if payload.data_ptr() in own else payload
     if isinstance(payload, Mapping):
         return {key: plain(item, own) for key, item in payload.items()}
     if isinstance(payload, list):
         return [plain(item, own) for item in payload]
-    for kind, exact in _EXACT:
-        if isinstance(payload, kind) and type(payload) not in (kind, bool):
-            return exact(payload)
-    return payload
-
-
-_EXACT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (int, int.__pos__),
-    (float, float.__pos__),
-    (str, str.__str__),
-)
-"""Conversions of subclass objects to plain numbers and strings, whatever the subclass overrides."""
+    return float(payload) if isinstance(payload, float) else payload
 
 
 def nbytes(payload: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from feddg_bench.common.errors import ClientError, DataError, PluginError, SettingsError, printable
+from feddg_bench.common.errors import ClientError, DataError, PluginError, SettingsError
 from feddg_bench.common.streams import generator
 from feddg_bench.config.schema import FederationSettings
 from feddg_bench.core.flaws import Flaw, misfit, misform, nonfinite
@@ -367,7 +367,6 @@ class Server:
         Raises:
             ClientError: If a fault ends the run.
         """
-        flaw = Flaw(printable(flaw.name), printable(flaw.reason), flaw.form)
         if self.federation.on_fault == "fail":
             raise ClientError(
                 f"round {self.round}: {what}, its {flaw.name} {flaw.reason}; with "
