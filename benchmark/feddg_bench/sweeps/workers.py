@@ -220,43 +220,41 @@ def work_in_processes(copy: Copy, places: Sequence[str], tell: Tell) -> None:
     Raises:
         FeddgError: If a worker cannot continue, for example because nothing can be written.
     """
-    members: dict[connection.Connection, tuple[str, BaseProcess]] = {}
+    running: dict[connection.Connection, tuple[str, BaseProcess]] = {}
+    free = list(places)
     silent = 0  # deaths since the last event of a worker
-
-    def begin(place: str) -> None:
-        ours, theirs = Pipe(duplex=False)
-        own = replace(copy, resources=copy.resources.model_copy(update={"device": place}))
-        members[ours] = place, start_process(_serve, (theirs, own), place)
-        theirs.close()
-
     try:
-        for place in places:
-            begin(place)
-        while members:
-            for pipe in connection.wait(list(members)):
+        while free or running:
+            while free:
+                ours, theirs = Pipe(duplex=False)
+                resources = copy.resources.model_copy(update={"device": free[0]})
+                given = theirs, replace(copy, resources=resources)
+                running[ours] = free[0], start_process(_serve, given, free.pop(0))
+                theirs.close()
+            for pipe in connection.wait(list(running)):
                 assert isinstance(pipe, connection.Connection)  # noqa: S101 - all are pipes
                 try:
                     event, *facts = pipe.recv()
                 except (EOFError, OSError):
-                    place, process = members.pop(pipe)
+                    place, process = running.pop(pipe)
                     pipe.close()
                     process.join()
-                    silent += 1 if process.exitcode else 0
-                    if silent > MAX_DEATHS * len(places):
-                        raise FeddgError(
-                            f"{silent} worker processes died, and none reached a run: their error "
-                            f"is printed above, or memory ran out; run again with fewer --workers"
-                        ) from None
                     if process.exitcode:
-                        begin(place)
+                        silent += 1
+                        free.append(place)
                     continue
                 silent = 0
                 if event == "stop":
                     raise FeddgError(*facts)
                 tell(event, *facts)
+            if silent > MAX_DEATHS * len(places):
+                raise FeddgError(
+                    f"{silent} worker processes died, and none reached a run: their error is "
+                    f"printed above, or memory ran out; run again with fewer --workers"
+                )
     finally:  # each releases its run, whose checkpoint stays
-        end_processes([process for _, process in members.values()], GRACE)
-        for pipe in members:
+        end_processes([process for _, process in running.values()], GRACE)
+        for pipe in running:
             pipe.close()
 
 
