@@ -20,6 +20,9 @@ from feddg_bench.core.messages import Weights as Weights
 from feddg_bench.core.method import Method as Method
 from feddg_bench.core.server import Server as Server
 from feddg_bench.data.dataset import DomainDataset as DomainDataset
+from feddg_bench.data.dataset import FileDataset as FileDataset
+from feddg_bench.data.dataset import Listing as Listing
+from feddg_bench.data.image_folders import ImageFolderDataset as ImageFolderDataset
 from feddg_bench.data.partition import heterogeneous_counts as heterogeneous_counts
 from feddg_bench.data.partition import heterogeneous_indices as heterogeneous_indices
 from feddg_bench.engine.construction import build_method as build_method

@@ -201,11 +201,51 @@ def harmless(method: str, version: int) -> frozenset[str]:
 
 
 def load_dataset(name: str) -> type[DomainDataset]:
-    """Return the class of a data set; imports its module only."""
+    """Return the class of a data set; imports its module only.
+
+    Raises:
+        SettingsError: If there is no data set of that name.
+        PluginError: If it cannot be imported, or declares names, counts or codes that cannot be
+            used.
+    """
     from feddg_bench.data.dataset import DomainDataset
 
     loaded: type[DomainDataset] = load_plugin("data set", name, DomainDataset)
+    _check_data_set(plugin_name("data set", name), loaded)
     return loaded
+
+
+def _check_data_set(name: str, loaded: type[DomainDataset]) -> None:
+    from feddg_bench.data.dataset import names_only
+
+    where = f"the data set {name} ({loaded.__module__}.{loaded.__name__})"
+    if (own := getattr(loaded, "name", None)) != name:
+        raise PluginError(
+            f"{where} has the name {own!r}; expected {name!r}, as its entry point says"
+        )
+    if not isinstance(title := getattr(loaded, "title", None), str):
+        raise PluginError(f"{where} has the title {title!r}; expected a text, shown in tables")
+    for what in ("domains", "classes"):
+        value = getattr(loaded, what, None)
+        if not names_only(value):
+            raise PluginError(
+                f"{where} has the {what} {value!r}; expected a tuple of names, such as "
+                f"{(value if isinstance(value, str) else 'photo', 'sketch')!r}"
+            )
+        if twice := [each for each, times in Counter(value).items() if times > 1]:
+            raise PluginError(f"{where} has {twice[0]!r} twice in {what}; expected each name once")
+    sizes = {domain: len(loaded.classes) or 1 for domain in loaded.domains}
+    for domain, counts in loaded.counts.items():
+        if len(counts) != sizes.get(domain):
+            raise PluginError(
+                f"{where} has {len(counts)} counts for {domain!r}; expected for each of its "
+                f"domains one number of images per class, here {len(loaded.classes) or 1}"
+            )
+    if lacking := sorted(loaded.__abstractmethods__):
+        raise PluginError(
+            f"{where} lacks {', '.join(lacking)}; write each as DomainDataset describes it, or "
+            f"subclass ImageFolderDataset for images in <domain>/<class>/"
+        )
 
 
 @cache
@@ -232,16 +272,18 @@ def make_dataset(name: str, data_root: Path | None = None) -> DomainDataset:
     Raises:
         SettingsError: If there is no data set of that name.
         DataError: If it reads its domains or classes from the disk and they cannot be read.
-        PluginError: If it cannot be imported, or its domains have no unique codes.
+        PluginError: If it cannot be imported, or its domains have no unique codes that can be part
+            of a scenario's name.
     """
     opened = load_dataset(name)(data_root)
     codes = {domain: opened.letters.get(domain) for domain in opened.domains}
     uses = Counter(codes.values())
     for domain, code in codes.items():
-        if not code or uses[code] > 1:
+        if not code or uses[code] > 1 or {*code} & {*"-+,"}:
             raise PluginError(
                 f"the data set {name} has the code {code!r} for the domain {domain}; expected one "
-                f"of its own for each domain, as scenarios are named by them: mend `letters`"
+                f"of its own for each domain, without - + and commas, as scenarios are named by "
+                f"them: fix `letters`, or leave it out"
             )
     return opened
 

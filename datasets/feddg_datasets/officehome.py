@@ -45,6 +45,7 @@ class OfficeHome(ImageFolderDataset):
     source = (
         "https://www.hemanthdv.org/officeHomeDataset.html or, on Hugging Face, flwrlabs/office-home"
     )
+    default_recipe = "pardon"
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "art": (
             74, 41, 27, 40, 75, 99, 40, 33, 20, 76, 69, 25, 44, 40, 40, 23, 15, 18, 21, 45, 22, 46,

@@ -224,7 +224,7 @@ def test_a_plugin_runs_through_the_whole_command(tmp_path, monkeypatch, capsys):
     from feddg_bench import plugins as registry
 
     entry = EntryPoint("shapes", f"{__name__}:ShapesPlugin", "feddg_bench.datasets")
-    monkeypatch.setitem(registry._found("data set"), entry.name, entry)
+    monkeypatch.setitem(registry._found("data set"), entry.name, [entry])
     for name in ("FEDDG_DATA", "FEDDG_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -46,6 +46,8 @@ STOPPED = {
 
 PARSED = (
     "data check pacs",
+    "data check shapes",
+    "run --dataset shapes",
     "data check officehome",
     "data sign officehome",
     "data prepare pacs",
@@ -207,11 +209,13 @@ def fault_of(
         return done.err.strip() or done.out.strip()[-300:]
 
     def install(package: str) -> None:
-        """Imitate `pip install -e` of a package that has a method of the same name."""
+        """Imitate `pip install -e` of a package that has a plugin of the same name."""
         info = place / f"site/{package}-1.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
-        entry = f"[feddg_bench.methods]\n{package} = {package}:{package.title()}\n"
+        project = tomllib.loads(Path(package, "pyproject.toml").read_text())["project"]
+        ((group, (entry,)),) = [(g, e.items()) for g, e in project["entry-points"].items()]
+        entry = f"[{group}]\n{' = '.join(entry)}\n"
         (info / "entry_points.txt").write_text(entry)
         for folder in (info.parent, place / package):
             monkeypatch.syspath_prepend(folder)

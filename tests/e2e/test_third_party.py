@@ -11,13 +11,16 @@ import tomllib
 import venv
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import feddg_bench as fb
 from feddg_bench import testing
-from feddg_bench.cli.templates import EXAMPLES, write_method
+from feddg_bench.cli.templates import EXAMPLES, write_data_set, write_method
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.plugins import GROUPS, check_declared
 from tests.helpers import one_sentence, refused
@@ -38,6 +41,16 @@ def test_a_new_package_is_about_the_new_method_alone(tmp_path, kind):
     assert 'title = "FedDG-X2"' in (tmp_path / "feddg_x2.py").read_text()
 
 
+def test_a_new_data_set_is_about_its_images_alone(tmp_path):
+    write_data_set("My-Own", tmp_path)
+    text = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "shapes" not in text.lower()
+    assert 'title = "My-Own"' in text
+    assert '[project.entry-points."feddg_bench.datasets"]\nmy_own = "my_own:MyOwn"' in text
+    with refused(SettingsError, "there is a data set 'pacs' already"):
+        write_data_set("PACS", tmp_path)
+
+
 @every_kind
 @pytest.mark.parametrize(
     ("name", "module", "title"),
@@ -47,6 +60,7 @@ def test_a_new_package_is_about_the_new_method_alone(tmp_path, kind):
         ("my-own-2", "my_own_2", "MyOwn2"),
         ("FedX", "fedx", "FedX"),
         ("F2", "f2", "F2"),
+        ("fedclip", "fedclip", "Fedclip"),
     ],
 )
 def test_the_entry_point_names_the_class_whatever_the_name(
@@ -83,12 +97,13 @@ def test_the_default_kind_changes_the_server(feddg, tmp_path):
     assert "def aggregate(self, server" in (tmp_path / "mine/mine.py").read_text()
 
 
-@every_kind
-def test_an_example_imports_public_names_only(kind):
-    for path in (EXAMPLE / f"{EXAMPLES[kind]}.py", EXAMPLE / f"test_{EXAMPLES[kind]}.py"):
+@pytest.mark.parametrize("example", [*EXAMPLES.values(), "shapes"])
+def test_an_example_imports_public_names_only(example):
+    for path in (EXAMPLE / f"{example}.py", EXAMPLE / f"test_{example}.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                assert not any(name.name.startswith("feddg") for name in node.names)
+                named = {name.name for name in node.names}
+                assert not {name for name in named if name.startswith("feddg")} - {"feddg_bench"}
             if isinstance(node, ast.ImportFrom) and node.module.startswith("feddg_"):
                 public = {"feddg_bench": fb, "feddg_bench.testing": testing}[node.module]
                 assert all(hasattr(public, name.name) for name in node.names)
@@ -157,6 +172,17 @@ class Environment:
         self.run("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *folders)
 
 
+def draw_images(root, domains, classes=("circle", "square")):
+    """Write 20 images of random colours of each class in each domain."""
+    draw = np.random.default_rng(0)
+    for domain, name in product(domains, classes):
+        folder = root / domain / name
+        folder.mkdir(parents=True)
+        for number in range(20):
+            pixels = draw.integers(256, size=(16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """Return an environment with a new package of each kind, begun by the command."""
@@ -165,7 +191,8 @@ def environment(tmp_path_factory):
     made = Environment(tmp_path_factory.mktemp("authors"))
     for kind in EXAMPLES:
         made.run("feddg_bench", "methods", "new", f"New-{kind}", "--kind", kind)
-    made.install(*(f"./new_{kind}" for kind in EXAMPLES))
+    made.run("feddg_bench", "datasets", "new", "New-Images")
+    made.install("./new_images", *(f"./new_{kind}" for kind in EXAMPLES))
     return made
 
 
@@ -184,7 +211,24 @@ def test_new_packages_are_found_and_run_by_name_in_two_processes(environment):
 
 
 @pytest.mark.nightly
-@every_kind
+def test_a_new_data_set_is_shown_checked_and_run_by_name(environment):
+    draw_images(environment.place / "images", ("photo", "drawing", "clipart", "sketch"))
+    given = ("new_images", "--data-root", "images")
+    facts = json.loads(environment.run("feddg_bench", "datasets", "show", *given, "--json"))
+    assert facts["codes"] == ["p", "d", "c", "s"]
+    assert "sketch" in environment.run("feddg_bench", "data", "check", *given)
+    run = ("run", "--method", "fedavg", "--dataset", *given, *TINY, "--json")
+    records = json.loads(environment.run("feddg_bench", *run))["runs"]
+    assert [record["scenario"]["name"] for record in records] == [
+        "cs-p-d",
+        "ps-d-c",
+        "pd-c-s",
+        "dc-s-p",
+    ]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", [*EXAMPLES, "images"])
 def test_the_tests_of_a_new_package_pass(environment, kind):
     out = environment.run("pytest", "-q", "-p", "no:cacheprovider", f"new_{kind}")
     assert " passed in " in out
@@ -317,7 +361,7 @@ def test_two_plugins_of_one_name_are_refused_by_name_and_else_left_out(installed
     done = feddg("tables", "all", "--format", "csv")
     assert done.code == before.code == 0
     assert "digits4-ltdo-quick: Digits4, leave two domains out" in done.out
-    assert json.loads(feddg("results", "list", "--json").out)
+    assert "digits4 ltdo quick: 1" in feddg("results", "list").out
 
 
 def test_other_packages_of_one_name_are_both_named(installed, feddg):
@@ -331,3 +375,72 @@ def test_a_package_under_an_old_and_a_new_name_is_one_plugin(installed, feddg):
     installed("theirs", OWN, methods="mine=theirs:Mine")
     installed("other", "", methods="mine=theirs:Mine")
     assert feddg("run", "--method", "mine", "--dry-run").code == 0
+
+
+SHAPES = """
+from feddg_bench import ImageFolderDataset
+class Shapes(ImageFolderDataset):
+    name, title = "shapes4", "Shapes"
+    domains = ("photo", "clipart", "sketch", "chalk board")
+    classes = ("circle", "square")
+"""
+
+
+def test_a_data_set_needs_a_name_a_title_domains_and_classes_only(installed, feddg, tmp_path):
+    draw_images(tmp_path / "images", ("photo", "clipart", "sketch", "chalk board"))
+    installed("theirs", SHAPES, datasets="shapes4=theirs:Shapes")
+    root = ("shapes4", "--data-root", "images")
+    facts = json.loads(feddg("datasets", "show", *root, "--json").out)
+    assert facts["codes"] == ["p", "cl", "s", "ch"]
+    assert facts["scenarios"]["lodo"][0] == "cl+s+ch-p"
+    assert (facts["default_recipe"], facts["recipes"]) == ("quick", ["quick"])
+    assert (facts["licence"], facts["source"]) == ("not stated", "its authors")
+    for command in (("datasets",), ("datasets", "show", "shapes4"), ("data", "list")):
+        done = feddg(*command)
+        assert (done.code, done.err) == (0, "")
+    done = feddg("data", "check", *root)
+    assert done.code == 0, done.err
+    assert "chalk board" in done.out
+    one_sentence(feddg("data", "check", "shapes4"), "Shapes was not found", "from its authors")
+    run = ("run", "--method", "fedavg", "--dataset", *root, "--protocol", "lodo", "--rounds", 1)
+    assert feddg(*run, "--dry-run").code == 0
+    tiny = ("--clients", 4, "--per-round", 2, "--workers", 1, "data.image_size=8")
+    done = feddg(*run, "--scenario", "photo", *tiny)
+    assert done.code == 0, done.err
+    done = feddg("tables", "all")
+    assert "shapes4-lodo-quick: Shapes, leave one domain out" in done.out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            'domains = ("photo")',
+            "has the domains 'photo'; expected a tuple of names, such as ('pho",
+        ),
+        ('domains = ["photo", "sketch"]', "has the domains ['photo', 'sketch']; expected a tuple"),
+        ('domains = ("photo", "photo")', "has 'photo' twice in domains; expected each name once"),
+        ("classes = 2", "has the classes 2; expected a tuple of names"),
+        ("del classes", "has the classes None; expected a tuple of names"),
+        ("del title", "has the title None; expected a text"),
+        ('name = "shapes"', "has the name 'shapes'; expected 'shapes4', as its entry point says"),
+        ('counts = {"photo": (3,)}', "has 1 counts for 'photo'; expected for each of its domains"),
+        ('counts = {"foto": (3, 4)}', "has 2 counts for 'foto'; expected for each of its domains"),
+        (
+            'letters = {"photo": "p", "clipart": "p", "sketch": "s", "chalk board": "c"}',
+            "has the code 'p' for the domain photo; expected one of its own",
+        ),
+        ('letters = {"photo": "p"}', "has the code None for the domain clipart"),
+        ('domains = ("a-1", "a_1")', "has the code '1' for the domain a-1"),
+    ],
+)
+def test_a_wrong_declaration_of_a_data_set_is_one_sentence(installed, feddg, line, said):
+    installed("theirs", f"{SHAPES}    {line}\n", datasets="shapes4=theirs:Shapes")
+    one_sentence(feddg("run", "--dataset", "shapes4", "--dry-run"), "the data set shapes4 ", said)
+
+
+def test_a_data_set_without_its_methods_is_one_sentence(installed, feddg):
+    text = SHAPES.replace("ImageFolderDataset", "DomainDataset")
+    installed("theirs", text, datasets="shapes4=theirs:Shapes")
+    said = "the data set shapes4 (theirs.Shapes) lacks fingerprint, read, scan, stamp; write each"
+    one_sentence(feddg("run", "--dataset", "shapes4", "--dry-run"), said)

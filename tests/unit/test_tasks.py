@@ -583,7 +583,7 @@ def feddg(feddg, monkeypatch, tmp_path):
     monkeypatch.setattr(Landsat, "__module__", module.__name__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     entry = EntryPoint("landsat", module.__name__, "feddg_bench.datasets")
-    monkeypatch.setitem(registry._found("data set"), entry.name, entry)
+    monkeypatch.setitem(registry._found("data set"), entry.name, [entry])
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
     Path("landsat.yaml").write_text(RECIPE)
     return feddg
@@ -668,7 +668,7 @@ def test_codes_that_two_domains_share_are_refused_when_a_data_set_is_opened(fedd
             code, _, err = feddg(*command)
             assert code == 2
             assert "the data set landsat has the code" in err
-            assert "mend `letters`" in err
+            assert "fix `letters`" in err
             assert err.count("\n") == 1
 
 

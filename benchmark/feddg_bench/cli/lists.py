@@ -26,7 +26,7 @@ from feddg_bench.cli.options import (
     each_usable,
     print_json,
 )
-from feddg_bench.cli.templates import Package, write_method
+from feddg_bench.cli.templates import Package, write_data_set, write_method
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import shipped
 from feddg_bench.common.terminal import print_markdown, say, terminal, text_table
@@ -39,7 +39,7 @@ from feddg_bench.config.layers import (
     read_settings,
 )
 from feddg_bench.config.names import SYMBOLS
-from feddg_bench.config.recipes import read_recipe, recipe_names
+from feddg_bench.config.recipes import OTHERS, read_recipe, recipe_names
 from feddg_bench.config.schema import Section
 from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
@@ -182,7 +182,7 @@ def _say_next(package: Package, run: str) -> None:
 
 
 datasets_app = catalogue(
-    "List the data sets with their domains. `show` describes one in full.",
+    "List the data sets with their domains. `show` describes one in full, `new` begins a new one.",
     ("data set", "classes", "title, domains and licence"),
     lambda: list(each_usable("data set", lambda name: _facts(name, load_dataset(name)))),
     lambda row: (
@@ -209,6 +209,16 @@ def show_dataset_command(name: Dataset, data_root: DataRoot = None, json_: Json 
     _draw(facts["about"], ("fact", ""), (row for row in rows if row[1]))
 
 
+@datasets_app.command("new")
+def new_data_set_command(
+    name: Annotated[str, typer.Argument(help="Name of the data set, such as Shapes.")],
+    directory: NewDirectory = None,
+) -> None:
+    """Write a working plugin package. A data set of images in <domain>/<class>/, and its test."""
+    package = write_data_set(name, directory)
+    _say_next(package, f"feddg-bench run --dataset {package.name} --data-root DIR")
+
+
 def _facts(name: str, dataset: DomainDataset | type[DomainDataset]) -> dict[str, Any]:
     """Return the facts that a data set declares."""
     images = {domain: sum(counts) for domain, counts in dataset.counts.items()}
@@ -226,7 +236,9 @@ def _facts(name: str, dataset: DomainDataset | type[DomainDataset]) -> dict[str,
         "images": images or dict(dataset.split_sizes),
         "default_recipe": dataset.default_recipe,
         "recipes": [
-            recipe for recipe in recipe_names() if name in (read_recipe(recipe).datasets or ())
+            recipe
+            for recipe in recipe_names()
+            if {name, OTHERS} & {*(read_recipe(recipe).datasets or ())}
         ],
         "licence": dataset.licence,
         "source": dataset.source,

@@ -24,6 +24,8 @@ EXAMPLES = {
 ``server``: the aggregation; ``client``: the local loss; ``style``: the images, by statistics that
 are exchanged before round 1; ``messages``: additional data that clients send with their models.
 """
+_DATA = "shapes"
+"""Example of a data set."""
 _PROJECT, _PROJECT_OF = "pyproject.toml", EXAMPLES["server"]
 """File that all packages share, and the example that it describes."""
 
@@ -47,6 +49,11 @@ def write_method(name: str, directory: Path | None = None, part: str = "server")
     return write_package("method", name, EXAMPLES[part], directory)
 
 
+def write_data_set(name: str, directory: Path | None = None) -> Package:
+    """Write a package with a data set of images in folders; see `write_package`."""
+    return write_package("data set", name, _DATA, directory)
+
+
 def write_package(kind: str, given: str, example: str, directory: Path | None = None) -> Package:
     """Write a package with one plugin, its test and its entry point.
 
@@ -68,6 +75,9 @@ def write_package(kind: str, given: str, example: str, directory: Path | None = 
             f"{given!r} cannot name a {kind}: use letters, digits, hyphens and underscores, "
             f"beginning with a letter, such as {example}"
         )
+    taken = known_name(name, names(kind))
+    if taken in names(kind):
+        raise SettingsError(f"there is a {kind} {taken!r} already; choose another name")
     directory = directory or Path(name)
     templates = {
         directory / file.replace(example, name): (shipped("tests/example_plugin") / file).read_text(
@@ -77,15 +87,13 @@ def write_package(kind: str, given: str, example: str, directory: Path | None = 
     }
     if existing := [path for path in templates if path.exists()]:
         raise SettingsError(f"{existing[0]} is there already; choose another --dir or move it away")
-    taken = known_name(name, names(kind))
-    if taken in names(kind):
-        raise SettingsError(f"there is a {kind} {taken!r} already; choose another name")
     if keyword.iskeyword(name) or find_spec(name) is not None:
         raise SettingsError(
             f"{given!r} is the name of a module or a word of Python, which a file {name}.py would "
             f"hide; choose another, such as my_{name}"
         )
-    if written in re.findall(r"\w+", " ".join(templates.values())):
+    used = {*re.findall(r"\w+", " ".join(templates.values()))}
+    if written in used - {example.capitalize(), _PROJECT_OF.capitalize()}:
         raise SettingsError(
             f"a class {written} would hide a name that its own module uses; choose another name, "
             f"such as my_{name}"

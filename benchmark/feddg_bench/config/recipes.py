@@ -13,6 +13,8 @@ from feddg_bench.common.files import find_yaml, shipped_names
 from feddg_bench.config.layers import Layer, load_layer, merge, read_settings, validate
 from feddg_bench.config.schema import Section
 
+OTHERS = "others"
+"""Name of a recipe's entry for data sets that have none of their own."""
 READINGS = ("published", "corrected")
 """Under ``published``, a recipe's entry for a method sets the errors and shortcuts of the code
 behind a paper's tables; ``corrected`` leaves them out, for the papers' own formulas."""
@@ -36,7 +38,7 @@ class _Recipe(Section):
     description: str = ""
     conclusive: bool = True  # whether its runs are trained far enough to compare methods
     settings: dict[str, Any] | None = None
-    datasets: dict[str, _Frame | None] | None = None
+    datasets: dict[str, _Frame | None] | None = None  # `OTHERS` stands for all that are not here
     methods: dict[str, dict[str, Any] | None] | None = None
 
     @property
@@ -84,7 +86,7 @@ _shipped = cache(_read)
 
 
 def names_in(recipe: str) -> tuple[set[str], set[str]]:
-    """Return the data sets and the methods that a recipe has entries for.
+    """Return the data sets and the methods that a recipe has entries for, without `OTHERS`.
 
     Raises:
         SettingsError: If the recipe is unknown, or its file is not a recipe.
@@ -92,7 +94,9 @@ def names_in(recipe: str) -> tuple[set[str], set[str]]:
     content = read_recipe(recipe)
     frames = content.datasets or {}
     methods = {*(content.methods or {})}
-    return {*frames}, methods.union(*((frame.methods or {}) for frame in frames.values() if frame))
+    return {*frames} - {OTHERS}, methods.union(
+        *((frame.methods or {}) for frame in frames.values() if frame)
+    )
 
 
 def unpublished(recipe: str, dataset: str) -> tuple[str, ...]:
@@ -103,7 +107,8 @@ def unpublished(recipe: str, dataset: str) -> tuple[str, ...]:
     Raises:
         SettingsError: If the recipe is unknown, or its file is not a recipe.
     """
-    frame = (read_recipe(recipe).datasets or {}).get(dataset)
+    frames = read_recipe(recipe).datasets or {}
+    frame = frames.get(dataset, frames.get(OTHERS))
     return tuple(frame.unpublished) if frame else ()
 
 
@@ -121,14 +126,14 @@ def load_recipe(
         raise SettingsError(unknown("readings", readings, READINGS))
     content = read_recipe(recipe)
     frames = content.datasets or {}
-    if dataset not in frames:
+    if not {dataset, OTHERS} & {*frames}:
         file = "copy it to a .yaml file, " if recipe in recipe_names() else ""
         raise SettingsError(
             f"recipe {recipe!r} has no settings for data set {dataset!r}, only for "
             f"{', '.join(sorted(frames)) or 'none'}; {file}add an entry under `datasets`, such as "
             f"`{dataset}: {{}}`" + (", give its path" if file else "")
         )
-    frame = frames[dataset] or _Frame()
+    frame = frames.get(dataset, frames.get(OTHERS)) or _Frame()
     own: Layer = {}
     try:
         for methods in (content.methods, frame.methods):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from feddg_bench.common.errors import (
 from feddg_bench.common.files import file_state, plain_file
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.config.layers import validate
+from feddg_bench.config.reading import composed
 from feddg_bench.config.schema import DatasetSettings
 from feddg_bench.data.fetch.mirrors import Download, HubDownload
 from feddg_bench.data.locations import check_root
@@ -85,15 +87,15 @@ class DomainDataset(ABC):
     """Name shown in tables."""
     domains: ClassVar[tuple[str, ...]]
     """Names in the cycle order of leave-two-domains-out: one validates, the next one tests."""
-    letters: ClassVar[Mapping[str, str]]
-    """Code of each domain, in the order of a scenario's canonical name."""
+    letters: ClassVar[Mapping[str, str]] = {}
+    """Code of each domain, in the order of a scenario's canonical name; default `short_codes`."""
     reference_domains: ClassVar[tuple[str, ...]] = ()
     """Domains in the order of their ids in FedDG_Benchmark, if not that of `domains`: its
     partition deals out images domain by domain (``partition.rounding=reference``)."""
     classes: ClassVar[tuple[str, ...]]
     """Names of the classes; labels are positions in this tuple. Empty for a regression."""
-    licence: ClassVar[str]
-    source: ClassVar[str]
+    licence: ClassVar[str] = "not stated"
+    source: ClassVar[str] = "its authors"
     """Where the images come from and how a user gets them."""
     version: ClassVar[int] = 1
     """Incremented whenever the same files would give different images, labels or domains."""
@@ -142,7 +144,7 @@ class DomainDataset(ABC):
     """Whether the licence allows research only, so that a download needs ``--accept-licence``."""
     default_protocol: ClassVar[str] = "ltdo"
     """Protocol of a run that names none."""
-    default_recipe: ClassVar[str] = "pardon"
+    default_recipe: ClassVar[str] = "quick"
     """Recipe of a run that names none."""
     background: str = "black"
     """Value of ``data.background`` for decoding image files (`decoded`)."""
@@ -151,6 +153,12 @@ class DomainDataset(ABC):
     skip_unreadable: bool = False
     """Value of ``data.skip_unreadable`` for decoding image files (`decoded`)."""
     _listing_kept: Listing | None = None
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        own = vars(cls)
+        if "letters" not in own and names_only(domains := own.get("domains")):
+            cls.letters = cls.letters if {*cls.letters} == {*domains} else short_codes(domains)
 
     def __init__(self, data_root: Path | None = None) -> None:
         check_root(data_root)
@@ -369,6 +377,36 @@ class DomainDataset(ABC):
     def _where(self) -> str:
         """Return `` in FOLDER`` for messages, or an empty string for embedded data."""
         return ""
+
+
+def names_only(value: object) -> TypeGuard[tuple[str, ...]]:
+    """Return whether a value is a tuple of texts."""
+    return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+
+
+def short_codes(domains: Sequence[str]) -> dict[str, str]:
+    """Return a short code for each domain: its first letters, as many as set it apart.
+
+    Only letters and digits count, without regard to case. Words with which all names begin are left
+    out.
+
+    >>> short_codes(("photo", "Clip art", "cartoon"))
+    {'photo': 'p', 'Clip art': 'cl', 'cartoon': 'ca'}
+    >>> short_codes(("hospital_1", "hospital_2"))
+    {'hospital_1': '1', 'hospital_2': '2'}
+    """
+    words = [re.findall(r"[^\W_]+", composed(domain).casefold()) for domain in domains]
+    while len(words) > 1 and all(each[1:] and each[0] == words[0][0] for each in words):
+        words = [each[1:] for each in words]
+    names = ["".join(each) for each in words]
+    codes = {}
+    for number, (domain, name) in enumerate(zip(domains, names, strict=True)):
+        others = [*names[:number], *names[number + 1 :]]
+        lengths = range(1, len(name) + 1)
+        codes[domain] = next(
+            (name[:n] for n in lengths if not any(o.startswith(name[:n]) for o in others)), name
+        )
+    return codes
 
 
 def read_checked(
