@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.core.halves import plugin_call
@@ -57,58 +58,42 @@ def federate(
         start: Evaluate no round before this one, except the last.
     """
     if not server.prepared:
-        with _exchange(method, server, "prepare"):
-            method.prepare(server)
+        _exchange(method, server, "prepare")
         server.prepared = True
         yield RoundResult(0, server.clients, server.ledger, False, None)
     while server.round < rounds:
         server.round += 1
         server.cohort = server.sampled(per_round)
-        with _exchange(method, server, "run_round") as exchange:
-            method.run_round(server)
+        skipped = _exchange(method, server, "run_round")
         evaluation = None
         if is_evaluated(server.round, rounds=rounds, every=every, start=start):
-            evaluation = _evaluated(method, server, evaluate)
-        yield RoundResult(server.round, server.cohort, server.ledger, exchange.skipped, evaluation)
+            began = time.perf_counter()
+            with _server_half(method, server, "global_model"):
+                model = method.global_model(server)
+            evaluation = evaluate(model)
+            server.ledger.spend("evaluation", time.perf_counter() - began)
+        yield RoundResult(server.round, server.cohort, server.ledger, skipped, evaluation)
 
 
-@dataclass(slots=True)
-class _Exchange:
-    """An exchange between server and clients; skipped if it had no valid result."""
+def _exchange(method: Method, server: Server, call: Literal["prepare", "run_round"]) -> bool:
+    """Run an exchange between server and clients; return whether it had no valid result.
 
-    skipped: bool = False
-
-
-@contextmanager
-def _exchange(method: Method, server: Server, call: str) -> Iterator[_Exchange]:
-    """Measure, protect and report an exchange, which may fail in a round but not in `prepare`.
+    Time that no other phase accounts for counts as aggregation.
 
     Raises:
         DataError: If no client gave a valid reply before round 1.
     """
-    exchange = _Exchange()
-    with _phases(server):
-        try:
-            with server.checking_sums(), _server_half(method, server, call):
-                yield exchange
-        except NoReplyError as error:
-            if not server.round:
-                raise DataError(
-                    f"before round 1 nothing sound came of {error}: {error.why}"
-                ) from error
-            exchange.skipped = True
-
-
-def _evaluated(
-    method: Method, server: Server, evaluate: Callable[[Weights], Evaluation]
-) -> Evaluation:
-    """Return the metrics of the global model, and add the evaluation time to the ledger."""
-    began = time.perf_counter()
-    with _server_half(method, server, "global_model"):
-        model = method.global_model(server)
-    evaluation = evaluate(model)
-    server.ledger.spend("evaluation", time.perf_counter() - began)
-    return evaluation
+    server.ledger, began, skipped = Ledger(), time.perf_counter(), False
+    try:
+        with server.checking_sums(), _server_half(method, server, call):
+            getattr(method, call)(server)
+    except NoReplyError as error:
+        if not server.round:
+            raise DataError(f"before round 1 nothing sound came of {error}: {error.why}") from error
+        skipped = True
+    rest = time.perf_counter() - began - sum(server.ledger.seconds.values())
+    server.ledger.spend("aggregation", max(rest, 0.0))
+    return skipped
 
 
 def _server_half(method: Method, server: Server, call: str) -> AbstractContextManager[None]:
@@ -117,13 +102,3 @@ def _server_half(method: Method, server: Server, call: str) -> AbstractContextMa
     stream = ("server half", call, server.round)
     device = next(iter(server.weights.values())).device
     return plugin_call(method, where, "server.memory", server.seed, *stream, device=device)
-
-
-@contextmanager
-def _phases(server: Server) -> Iterator[None]:
-    """Open a new ledger; time that no other phase accounts for counts as aggregation."""
-    server.ledger = Ledger()
-    start = time.perf_counter()
-    yield
-    rest = time.perf_counter() - start - sum(server.ledger.seconds.values())
-    server.ledger.spend("aggregation", max(rest, 0.0))
