@@ -1,4 +1,4 @@
-"""Clients and workers that sleep, stop or die, and false leases."""
+"""Clients and workers that sleep, stop or die."""
 
 from __future__ import annotations
 
@@ -11,21 +11,11 @@ from contextlib import closing, suppress
 
 from feddg_bench.core.messages import encode
 from feddg_bench.engine.executors import ProcessExecutor
-from feddg_bench.sweeps.leases import Leases
 from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 from tests.attacks.lab import PATIENCE, Lab, call
 from tests.attacks.pictures import few
 from tests.helpers import ALL, Sleeping, children
-
-
-class Raising(FedAvg):
-    """One client raises an exception."""
-
-    def fit(self, client):
-        if client.name == "client_1":
-            raise ValueError("no luck")
-        return super().fit(client)
 
 
 class Deadly(FedAvg):
@@ -38,13 +28,12 @@ class Deadly(FedAvg):
 
 
 def attack(lab: Lab) -> None:
-    """Try clients that never answer, processes that end too early, and leases with two holders."""
+    """Try clients that never answer, and processes that end too early."""
     with closing(ProcessExecutor(2, timeout=8)) as two:
         sleepers(lab, two)
     with closing(ProcessExecutor(2)) as two:
         deaths(lab, two)
     interrupts(lab)
-    leases(lab)
 
 
 def sleepers(lab: Lab, two: ProcessExecutor) -> None:
@@ -57,7 +46,7 @@ def sleepers(lab: Lab, two: ProcessExecutor) -> None:
 
 
 def deaths(lab: Lab, two: ProcessExecutor) -> None:
-    """A killed worker is replaced once; a client that raises or kills again is named."""
+    """A killed worker is replaced once; a client that kills again is named."""
     plain = start_toy_run(FedAvg, ALL)
     plain.rounds(2)
     run = start_toy_run(FedAvg, ALL, executor=two)
@@ -67,10 +56,9 @@ def deaths(lab: Lab, two: ProcessExecutor) -> None:
     _, failed = call(run.rounds, 2)
     same = encode(run.server.state()) == encode(plain.server.state())
     lab.add("both workers are killed between rounds", failed or f"same: {same}", same)
-    for plugin in (Raising, Deadly):
-        _, failed = call(start_toy_run(plugin, ALL, executor=two).rounds, 1)
-        held = failed.startswith("refused") and "client_1" in failed
-        lab.add(f"a client that is {plugin.__name__.lower()}", failed or "went on", held)
+    _, failed = call(start_toy_run(Deadly, ALL, executor=two).rounds, 1)
+    held = failed.startswith("refused") and "client_1" in failed
+    lab.add("a client that is deadly", failed or "went on", held)
 
 
 def interrupts(lab: Lab) -> None:
@@ -106,28 +94,3 @@ def interrupts(lab: Lab) -> None:
     left = len(list(results.glob("checkpoints/*.safetensors")))
     held = code == 130 and left == 1
     lab.add("two Ctrl-C while the workers are stopped", f"exit {code}, checkpoints {left}", held)
-
-
-def leases(lab: Lab) -> None:
-    """A lease cannot change outside files or have two holders, whatever a stranger wrote."""
-    folder = lab.folder()
-    ours = Leases(folder / "leases")
-    ours.folder.mkdir()
-    victim = folder / "victim"
-    victim.write_text("kept")
-    (ours.folder / "link.lock").symlink_to(victim)
-    _, failed = call(ours.take, "link")
-    lab.add("a lease that is a link", failed or "taken", victim.read_text() == "kept")
-    for number, text in enumerate(("../evil", "", "\x00" * 32, "x" * 100_000, "[" * 100_000)):
-        (ours.folder / f"k{number}.lock").write_text(text)
-        taken, failed = call(ours.take, f"k{number}")
-        lab.add(
-            f"a lease that says {text[:12]!r}",
-            failed or f"taken: {taken is not None}",
-            taken is not None,
-        )
-    lease = ours.take("mine")
-    assert lease is not None
-    with lease:
-        second = Leases(ours.folder).take("mine")
-        lab.add("a second holder", f"taken: {second is not None}", second is None)

@@ -1,10 +1,9 @@
-"""Forged kept models and tuning ledgers."""
+"""Kept models of strangers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +15,8 @@ from tests.attacks.pictures import few
 
 
 def attack(lab: Lab) -> None:
-    """Load kept models and tuned settings from forged files."""
+    """Load kept models from changed and absurd files."""
     kept(lab)
-    ledgers(lab)
 
 
 def kept(lab: Lab) -> None:
@@ -85,59 +83,3 @@ def kept(lab: Lab) -> None:
         {"settings": {"method": "../evil", "dataset": "digits4"}},
     ):
         attempt(f"{facts}", signed(weights, **facts))
-
-
-def ledgers(lab: Lab) -> None:
-    """A ledger is used only for its own setup, and only with possible accuracies and seeds."""
-    from feddg_bench.records.tuning import Trial, TuningLedger, load_ledger
-
-    trial = Trial(settings={"train.lr": 0.5}, keys=("ab",), id_val=0.5, seconds=1.0)
-    honest = TuningLedger(
-        method="fedavg",
-        dataset="digits4",
-        protocol="ltdo",
-        recipe="quick",
-        scenario="ip-o-c",
-        seeds=(100,),
-        given=(),
-        metric="accuracy",
-        trials=(trial,),
-        chosen=0,
-    )
-    frame = ("digits4", "ltdo", "quick", "fedavg")
-    values = json.loads(honest.model_dump_json())
-
-    def attempt(name: str, text: str, *, fine: bool = False) -> None:
-        root = lab.folder()
-        path = honest.save(root)
-        Path(path).write_text(text)
-        found, failed = call(load_ledger, root, *frame)
-        held = failed.startswith("refused") or (fine and found is not None)
-        lab.add(f"ledger: {name}", failed or "used", held)
-
-    def with_trial(**changes: Any) -> dict[str, Any]:
-        return {"trials": [values["trials"][0] | changes]}
-
-    attempt("untouched", json.dumps(values), fine=True)
-    for changes in (
-        {"dataset": "pacs"},
-        {"protocol": "lodo"},
-        {"recipe": "converged"},
-        {"method": "moon"},
-        {"seeds": []},
-        {"chosen": 5},
-        {"metric": 5},
-        {"trials": []},
-        with_trial(id_val=55),
-        with_trial(id_val=-1),
-        with_trial(seconds=-1),
-        with_trial(keys=["../x"]),
-        with_trial(settings={"train.lr": [1]}),
-        with_trial(settings={"__class__": 1}),
-    ):
-        attempt(f"{changes}", json.dumps(values | changes))
-    text = json.dumps(values)
-    attempt("id_val of 1e999", text.replace('"id_val": 0.5', '"id_val": 1e999'))
-    attempt("id_val of NaN", text.replace('"id_val": 0.5', '"id_val": NaN'))
-    attempt("a key twice", text.replace('"chosen": 0', '"chosen": 1, "chosen": 0'))
-    attempt("cut short", text[:50])

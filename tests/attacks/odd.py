@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,102 +28,23 @@ HIDDEN = ("010", "-010", "0_7", "00", "1:30", "1:3", "-1:30", "190:20:30.15", "!
 """Octal and base-60 numbers, whose value differs from their appearance."""
 TEXTS = (
     *HIDDEN,
-    *("", "null", "~", "''", "' '", "true", "false", "yes", "off", "nan", "None", "all", "auto"),
-    *("0", "1", "-1", "2", "8", "1.0", "1.5", "-0.0", "0.5", "0.1", "1e-3", "1E5", ".5e-3", "08"),
-    *("1_000", "0x10", "0b11", "0o17", "1e400", "-1e400", "1e-400", "5e-324", "1.797e308"),
-    *("2147483648", "1000001", "4294967296", "9223372036854775807", "9223372036854775808"),
-    *("-9223372036854775808", "9" * 400, "9" * 5000, "0." + "1" * 5000),
-    *(".nan", ".inf", "-.inf", "inf", "infinity", "1,5", "1 000", "1/2", "50%", "2024", "1e3"),
-    *("2020-01-01", "2020-01-01 10:00:00", "2020-13-01", "!!binary aGk=", "!!float abc"),
-    *("!!set {a}", "!!omap [a: 1]", "!!timestamp x", "!!python/name:os.system", "!!str 5"),
-    *("[]", "{}", "[1]", "[a]", "[1, 2]", "[1, 0]", "[0.5, 1]", "[true, 1]", "[null, null]"),
-    *("[.nan, 1]", "[[1, 2], [3]]", "[a, [b]]", "{a: 1}", "{1: 2}", "{a: {b: {c: 1}}}", "[{a: 1}]"),
-    *("x", "x" * 5000, "a,b", "../x", "/", ".", "/dev/zero", "'/dev/null'", "~/x", "~nobody9/x"),
-    *('"\\0"', '"a\\nb"', '"\\e[31m"', '"\\uD800"', "é" * 300, "%s %d {0} $HOME", "<b>", "--help"),
-)  # fmt: skip
+    *("", "null", "true", "off", "nan", "None", "auto", "0", "-1", "2", "1.5", "0.5", "1e-3"),
+    *("1_000", "0x10", "1e400", "9223372036854775808", ".inf", "1,5", "1/2", "50%", "2020-01-01"),
+    *("[]", "{}", "[1, 0]", "[.nan, 1]", "{a: 1}", "x", "a,b", "../x", "~nobody9/x", "<b>"),
+)
 """Values in YAML notation, right for some settings and wrong for others."""
 
-
-class Contrary:
-    """An object whose special methods all fail."""
-
-    def _fail(self, *_: object) -> Any:
-        raise ValueError("\n\x1b[31m")
-
-    __repr__ = __str__ = __eq__ = __bool__ = __len__ = __iter__ = __float__ = __int__ = _fail
-    __hash__ = None  # type: ignore[assignment]
-
-
-def circle() -> list[Any]:
-    """Return a list that contains itself."""
-    found: list[Any] = []
-    found.append(found)
-    return found
-
-
-def mapping_circle() -> dict[str, Any]:
-    """Return a mapping that contains itself."""
-    found: dict[str, Any] = {}
-    found["a"] = found
-    return found
-
-
-def deep(levels: int) -> list[Any]:
-    """Return a list that is nested too deeply for a representation."""
-    found: list[Any] = []
-    for _ in range(levels):
-        found = [found]
-    return found
-
-
 OBJECTS: tuple[Callable[[], Any], ...] = (
-    Contrary,
-    circle,
-    mapping_circle,
-    lambda: deep(100_000),
-    lambda: {"a": mapping_circle()},
-    lambda: {1: 2},
-    lambda: {None: None},
-    lambda: {"": 1},
-    lambda: {"a.b.c": 1},
-    lambda: b"x",
-    lambda: bytearray(b"0"),
-    lambda: "\ud800",
-    lambda: "\0",
-    lambda: "9" * 5000,
-    lambda: 10**5000,
-    lambda: -(10**5000),
-    lambda: 2**63,
-    lambda: -0.0,
     lambda: math.nan,
-    lambda: math.inf,
-    lambda: 1 + 2j,
-    lambda: Decimal("0.5"),
-    lambda: Decimal("NaN"),
-    lambda: Fraction(1, 2),
+    lambda: {"a": 1},
     lambda: np.float32(0.5),
-    lambda: np.float64("nan"),
     lambda: np.int64(3),
-    lambda: np.uint64(2**64 - 1),
     lambda: np.bool_(True),
-    lambda: np.str_("adam"),
     lambda: np.array([0.5, 1.0]),
-    lambda: np.array(3),
     lambda: (0.5, 1.0),
     lambda: {0.5, 1.0},
-    lambda: frozenset({"val"}),
     lambda: range(2),
-    lambda: range(10**12),
-    lambda: iter([0.5, 1.0]),
-    itertools.count,
     lambda: Path("x"),
-    lambda: Path("\0"),
-    lambda: object(),
-    lambda: int,
-    lambda: print,
-    lambda: ...,
-    lambda: NotImplemented,
-    lambda: ValueError("x"),
 )
 """Makers of values that exist only in Python."""
 
