@@ -75,6 +75,19 @@ COMMANDS: list[tuple[str, ...]] = [
     ("run partition.min_client_size=400", "min_client_size"),
     ("run --method pardon hyper.style=vgg19", "hyper.style_weights", "pixel"),
     ("run partition.kind=domain --per-round 5", "per_round is 5", "only 2 clients"),
+    *(
+        (f"run {more} {words}", *told)
+        for words, *told in (
+            ("backbone.pretrained=true", "small_cnn has no pretrained weights"),
+            ("backbone.padding=tf", "backbone.padding=tf is for mobilenet_v2, not for small_cnn"),
+            ("data.image_size=111 backbone.name=mobilenet_v2 padding=tf", "multiple of 32"),
+            ("partition.kind=domain --per-round 10", "per_round is 10", "only 2 clients"),
+            ("--clients 999", "images"),
+        )
+        for more in ("", "--dry-run")
+    ),
+    ("sweep s.yaml --dry-run backbone.pretrained=true", "seed 1 would fail: small_cnn has no"),
+    ("tune --trials 2 --dry-run --clients 999", "would fail", "images"),
     ("profile --scenario ip-o-c --rounds=0", "give --rounds 1"),
     ("profile --scenario ip-o-c rounds=1", "give --rounds 1"),
     # resources, files and folders

@@ -13,10 +13,18 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.names import SYMBOLS
 from feddg_bench.config.schema import MethodSettings, Resources, RunSettings, TrainSettings
-from feddg_bench.runs.request import Datasets, Request, _say_once, read_seeds, say_cautions
+from feddg_bench.runs.request import (
+    Datasets,
+    Request,
+    _say_once,
+    check_without_download,
+    read_seeds,
+    say_cautions,
+)
 from feddg_bench.sweeps.definition import load_sweep
 from feddg_bench.sweeps.jobs import jobs
 from tests.fabricate import fabricate
+from tests.helpers import refused
 
 ONE = {"scenario": "ip-o-c"}
 
@@ -413,3 +421,28 @@ def test_a_downloaded_style_network_is_found(
     assert key(root) == key(weights=root) != key()
     assert key(root, weights=tmp_path / "home") == key()  # a file that the user names
     assert key(style="pixel") == key(root, style="pixel")
+
+
+def test_checks_without_a_download_say_what_they_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    given = {"dataset": "pacs", "scenario": "photo", "method": "fedavg,pardon", "recipe": "pardon"}
+    resources = Resources(data_root=tmp_path, results=tmp_path / "r")
+    style = {"hyper.style_weights": [str(tmp_path / "vgg.safetensors")]}
+
+    def checked(**settings: Any) -> str:
+        asked = Request(**given, resources=resources, settings=settings)  # type: ignore[arg-type]
+        return check_without_download(asked.plan(check=False))
+
+    left = checked(**{"hyper.style": "pixel"})
+    assert left == (
+        "the images of PACS and their partition (not found); weights of resnet50 (downloaded by a "
+        "run)"
+    )
+    with refused(DataError, "vgg.safetensors"):
+        checked(**style)
+    with refused(SettingsError, "padding=tf is for mobilenet_v2"):
+        checked(**{"hyper.style": "pixel", "backbone.padding": "tf", "data.image_size": 224})
+    given = {"scenario": "chalk"}
+    assert checked() == ""

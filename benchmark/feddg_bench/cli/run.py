@@ -33,9 +33,9 @@ from feddg_bench.runs.request import (
     Datasets,
     Plan,
     check_runs,
+    check_without_download,
     plan_again,
     read_seeds,
-    say_cautions,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class RunCommand(RunRecording, Experiment):
             _say(f"planning {runs} on {where}{recipe}; loading PyTorch takes some seconds")
         plans = request.plan(datasets, check=False)
         if self.dry_run:
-            say_cautions(plans)
+            if left := check_without_download(request.to_do(plans, wanted, again=self.again)):
+                _say(f"feddg-bench: not checked: {left}")
             _list(plans, resources, wanted, verbose=self.verbose, as_json=self.json_)
         else:
             to_do = request.to_do(plans, wanted, again=self.again)

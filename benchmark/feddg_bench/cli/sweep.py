@@ -13,7 +13,7 @@ import typer
 
 from feddg_bench.cli.help import OUTPUT, SETUP, WHERE, option
 from feddg_bench.cli.options import Machine, Names, Recording, command, stopped
-from feddg_bench.common.errors import RunInterruptedError, SettingsError
+from feddg_bench.common.errors import FeddgError, RunInterruptedError, SettingsError, printable
 from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import cores
 from feddg_bench.common.terminal import say, terminal, text_table
@@ -21,7 +21,12 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
-from feddg_bench.runs.request import Datasets, check_weights, say_cautions
+from feddg_bench.runs.request import (
+    Datasets,
+    check_weights,
+    check_without_download,
+    say_cautions,
+)
 from feddg_bench.sweeps.jobs import Failures
 from feddg_bench.sweeps.leases import Leases
 
@@ -119,6 +124,7 @@ class SweepCommand(Slurm, SweepRecording):
         datasets = Datasets(resources.data_root)
         search = open_search(sweep, resources.results, datasets)
         if self.dry_run:
+            _check(search, datasets, resources.results)
             say(listing(f"{sweep.name}, {sweep.method}", search, resources.results))
         if resources.engine == "slurm":
             _submit(
@@ -138,6 +144,27 @@ class SweepCommand(Slurm, SweepRecording):
 
 
 sweep_command = command(SweepCommand)
+
+
+def _check(search: Search, datasets: Datasets, results: Path) -> None:
+    """Check the runs to do without computing; name the checks that are not possible here.
+
+    Raises:
+        SettingsError: If a run would be refused; the message names the first.
+    """
+    over, _ = _finished(search, results)
+    plans = [job.plan(datasets, results) for job in search.jobs() if job.key not in over]
+    try:
+        left = check_without_download(plans)
+    except FeddgError:
+        for plan in plans:
+            try:
+                check_without_download([plan])
+            except FeddgError as error:
+                raise SettingsError(f"{plan.title} would fail: {error}") from error
+        raise
+    if left:
+        print(printable(f"feddg-bench: not checked: {left}"), file=sys.stderr)
 
 
 def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
@@ -392,6 +419,7 @@ class TuneCommand(SweepRecording, Names):
         )
         inner = resources.model_copy(update={"results": resources.results / FOLDER})
         if self.dry_run:
+            _check(search, Datasets(resources.data_root), inner.results)
             say(
                 listing(f"{len(tunings)} methods, {self.trials} trials each", search, inner.results)
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -263,6 +264,29 @@ def _timm_model(name: str, *, pretrained: bool = False) -> Any:
         ) from error
 
 
+def check_consistent(settings: BackboneSettings, *, rgb: bool) -> None:
+    """Check settings of a backbone that contradict each other or the images.
+
+    Raises:
+        SettingsError: If they do.
+    """
+    if not rgb and settings.normalisation not in ("auto", "none"):
+        raise SettingsError(
+            f"backbone.normalisation={settings.normalisation} is for RGB images: "
+            f"set backbone.normalisation=none"
+        )
+    if settings.padding == "tf" and settings.name != "mobilenet_v2":
+        raise SettingsError(
+            f"backbone.padding=tf is for mobilenet_v2, not for {settings.name}: "
+            f"set backbone.padding=torch"
+        )
+    if settings.weights is not None and not settings.pretrained:
+        raise SettingsError(
+            "backbone.weights names a file but backbone.pretrained is false: "
+            "set backbone.pretrained=true, or leave backbone.weights out"
+        )
+
+
 def build_backbone(
     settings: BackboneSettings, channels: int = 3, *, rgb: bool | None = None
 ) -> Backbone:
@@ -281,21 +305,7 @@ def build_backbone(
         DataError: The weights file cannot be read.
     """
     rgb = channels == 3 if rgb is None else rgb
-    if not rgb and settings.normalisation not in ("auto", "none"):
-        raise SettingsError(
-            f"backbone.normalisation={settings.normalisation} is for RGB images: "
-            f"set backbone.normalisation=none"
-        )
-    if settings.padding == "tf" and settings.name != "mobilenet_v2":
-        raise SettingsError(
-            f"backbone.padding=tf is for mobilenet_v2, not for {settings.name}: "
-            f"set backbone.padding=torch"
-        )
-    if settings.weights is not None and not settings.pretrained:
-        raise SettingsError(
-            "backbone.weights names a file but backbone.pretrained is false: "
-            "set backbone.pretrained=true, or leave backbone.weights out"
-        )
+    check_consistent(settings, rgb=rgb)
     architecture = architecture_of(settings.name)
     if settings.pretrained and settings.weights is None and settings.name.startswith(TIMM):
         net = _timm_model(settings.name, pretrained=True)
@@ -378,6 +388,18 @@ def check_image_size(settings: BackboneSettings, image_size: int) -> None:
                     f"data.image_size={image_size} does not go with {settings.name} ({error}): "
                     f"timm's own size is {net.pretrained_cfg['input_size'][-1]}"
                 ) from error
+
+
+def must_download(settings: BackboneSettings) -> bool:
+    """Return whether building a backbone can download weights; timm's cache is not looked into."""
+    if not settings.pretrained or settings.weights is not None:
+        return False
+    if settings.name.startswith(TIMM):
+        return True
+    url = architecture_of(settings.name).url
+    return url is not None and not (
+        Path(torch.hub.get_dir(), "checkpoints", PurePosixPath(url()).name).exists()
+    )
 
 
 def _load(net: nn.Module, architecture: BackboneArchitecture, settings: BackboneSettings) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feddg_bench.common.errors import SettingsError, short, unknown
+from feddg_bench.common.errors import DataError, SettingsError, short, unknown
 from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import (
@@ -614,6 +614,39 @@ def check_runs(plans: Sequence[Plan]) -> None:
     check_weights(plans)
 
 
+def check_without_download(plans: Sequence[Plan]) -> str:
+    """Check runs as `check_runs` does, without a download, and return the other checks as a text.
+
+    The text is empty if all checks were made. Others need images or files that are not here.
+    """
+    say_cautions(plans)
+    from feddg_bench.models.backbones import check_image_size, must_download
+
+    left: dict[str, None] = {}
+    here = []
+    for plan in plans:
+        s = plan.settings
+        check_image_size(s.backbone, s.data.image_size)
+        try:
+            plan.dataset.find()
+            here.append(plan)
+        except DataError:
+            left[f"the images of {plan.dataset.title} and their partition (not found)"] = None
+    check_data(here)
+    different = {str((p.settings.backbone, p.settings.method, p.settings.hyper)): p for p in plans}
+    for plan in different.values():
+        backbone = plan.settings.backbone
+        if must_download(backbone):
+            left[f"weights of {backbone.name} (downloaded by a run)"] = None
+            rest = backbone.model_copy(update={"pretrained": False})
+            plan = plan._replace(settings=plan.settings.model_copy(update={"backbone": rest}))
+        try:
+            check_weights([plan])
+        except DataError as error:
+            left[f"files ({error})"] = None
+    return "; ".join(left)
+
+
 def check_data(plans: Iterable[Plan]) -> None:
     """Refuse runs whose images cannot be partitioned by their settings; no image is decoded.
 
@@ -669,12 +702,13 @@ def check_weights(plans: Iterable[Plan]) -> None:
         SettingsError: If a file does not fit, or there is nothing to fetch.
         DataError: If a file is missing or damaged, or cannot be fetched.
     """
+    from feddg_bench.models.backbones import build_backbone, check_consistent
+
     seen = set()
     for plan in plans:
         s, dataset = plan.settings, plan.dataset
+        check_consistent(s.backbone, rgb=is_rgb(dataset))
         if s.backbone.pretrained and str(s.backbone) not in seen:
-            from feddg_bench.models.backbones import build_backbone
-
             seen.add(str(s.backbone))
             build_backbone(s.backbone, dataset.channels, rgb=is_rgb(dataset))
         files = outline(s.method).Settings.files
