@@ -155,7 +155,9 @@ class TestPrepare:
         refused(feddg("prepare", "pacs"), "was not found")
         broken = tiny / "pacs/photo/dog/pic_000.png"
         broken.write_bytes(b"")
-        refused(feddg("prepare", "pacs", "--size", "8", "--data-root", tiny), str(broken))
+        refused(
+            feddg("prepare", "pacs", "--size", "8", "--data-root", tiny), "photo/dog/pic_000.png"
+        )
 
 
 class TestShow:
