@@ -300,7 +300,9 @@ def test_other_files_change_nothing_but_are_told(copy):
     found = examine(TinyPACS(copy))
     assert found.findings == []
     (note,) = found.notes
-    assert note == "1 other file is not read: README.txt"  # the others are system files
+    assert (
+        note == "1 file not read (not the ending of an image format that is read): README.txt"
+    )  # the others are system files
 
 
 def test_a_duplicate_under_another_label_is_told_as_such(copy):

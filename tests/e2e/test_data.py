@@ -211,13 +211,26 @@ def test_a_folder_of_ones_own(feddg: Run, tmp_path: Path) -> None:
         for name, colour in (("cat", (0, 0, 0, 0)), ("dog", (0, 0, 0, 255))):
             (root / domain / name).mkdir(parents=True)
             Image.new("RGBA", (9, 9), colour).save(root / domain / name / "1.png")
+    (root / "notes.txt").write_text("")
+    for name, colour in (("sketch/cat/more/2.png", "red"), ("sketch/loose.png", "blue")):
+        (root / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (9, 9), colour).save(root / name)
     code, out, _ = feddg("check", "folder", "--data-root", root)
     lines = out.splitlines()
     assert code == 1  # the same image in both domains
-    assert lines[2:4] == ["  sketch: 2 images", "    cat 1, dog 1"]
+    assert lines[2:4] == ["  sketch: 3 images", "    cat 2, dog 1"]
+    for note in (
+        "1 of 5 images lie in folders inside <domain>/<class>/, such as sketch/cat/more/2.png",
+        "1 image not read (outside <domain>/<class>/): sketch/loose.png",
+        "1 file not read (not the ending of an image format that is read): notes.txt",
+    ):
+        assert f"note: {note}" in " ".join(out.split())
     assert "note: 2 images with transparent pixels, which are composited onto white" in " ".join(
         out.split()
     )
+    assert lines[-1] == "1 fault"
+    assert "published" not in out
+    assert out.count(str(root)) == 1
     assert "in different classes" not in out  # they would be if transparency were dropped
     code, out, _ = feddg("prepare", "folder", "--size", "16", "--data-root", root)
     assert code == 0

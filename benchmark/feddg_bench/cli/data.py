@@ -207,12 +207,17 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.fingerprint:
         yield f"contents: {diagnosis.fingerprint}"
     for finding in diagnosis.findings:
-        yield f"differs: {finding.text}"
+        yield f"{'fault' if diagnosis.own else 'differs'}: {finding.text}"
     for note in diagnosis.notes:
         yield from textwrap.wrap(f"note: {note}", 80, subsequent_indent=INDENT, **WHOLE)
-    compared = "; ".join(diagnosis.compared) or "nothing, as none of it is known here"
-    yield f"compared with the published data set: {compared}"
-    if not diagnosis.findings:
+    if diagnosis.compared:
+        yield f"compared with the published data set: {'; '.join(diagnosis.compared)}"
+    elif not diagnosis.own:
+        yield "no reference is available for this data set"
+    if diagnosis.own:
+        faults = len(diagnosis.findings)
+        yield f"{faults} fault{'s' * (faults > 1)}" if faults else "clean: no fault was found"
+    elif not diagnosis.findings:
         yield "clean: nothing differs" + ("; results compare" if diagnosis.compared else "")
     elif diagnosis.comparable:
         yield "results stay comparable"

