@@ -93,7 +93,7 @@ def one_sentence(outcome: Any, *words: str) -> None:
     """
     code, out, err = outcome
     assert (code, out) == (2, ""), outcome
-    before = ("decoded ", "estimate: ", "planning ", "setup: ", "[1/")
+    before = ("decoded ", "estimate: ", "loading ", "planning ", "setup: ", "[1/")
     (line,) = [x for x in err.strip().splitlines() if not x.startswith(before)]
     assert line.startswith("feddg-bench: error: ")
     assert [word for word in words if word not in line] == [], line

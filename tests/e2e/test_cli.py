@@ -177,6 +177,10 @@ def test_a_record_that_cannot_be_read_is_still_to_do(
     path.write_bytes(path.read_bytes()[:200])
     assert "3 done, 1 pending" in feddg(*RAN, "--dry-run").out
     assert path.exists()  # a dry run moves nothing
+    done = feddg(*RAN, "--dry-run", "--device", "cuda:99")
+    assert done.code == 0
+    said = "these runs cannot start on this machine: device 'cuda:99' is not here"
+    assert said in done.err
 
 
 def planned(feddg: Run, *words: object) -> list[Any]:

@@ -74,6 +74,11 @@ def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
     assert "5000" in done.out
     assert "--retry-failed" in done.out
     assert "best by val/loss" in done.out
+    for line in (r"\[1/3\] FedAvg ltdo .* seed 0 N=3: [0-9.]+ s", "seed 0 N=5000: FAILED"):
+        assert re.search(line, done.err), done.err
+    head, *rows = [line.split() for line in done.out.splitlines()[2:] if line.strip()][:4]
+    assert head == ["method", "protocol", "settings", "runs", "id_val", "id_test", "val", "test"]
+    assert [row[:4] for row in rows[1:]] == [["FedAvg", "ltdo", f"N={n}", "1"] for n in (3, 4)]
     assert len(list(ResultsStore(tmp_path / "runs"))) == 2
     (failed,) = (tmp_path / "runs/failed").iterdir()
     kept = json.loads(failed.read_text())
@@ -214,12 +219,13 @@ def test_a_dry_run_names_the_holder_of_a_run(feddg: Run, tmp_path: Path) -> None
     lease = Leases.of(tmp_path / "runs").take(job.key)
     assert lease is not None
     with lease:
-        *_, run, holder, facts = feddg("sweep", file, "--dry-run").out.splitlines()
+        *_, run, holder, facts, _, estimate = feddg("sweep", file, "--dry-run").out.splitlines()
     assert run.startswith(job.key)
     assert re.fullmatch(
         rf"  held by process {os.getpid()} of machine .+ since [-: 0-9]+UTC", holder
     )
     assert facts.endswith("2 runs: 2 pending")
+    assert estimate == "no estimate: runs/ has no run of FedAvg on this data and recipe"
 
 
 @pytest.mark.parametrize("options", [(), ("--engine", "slurm")])

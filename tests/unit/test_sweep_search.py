@@ -188,7 +188,7 @@ def test_runs_that_end_together_are_told_one_after_the_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     over: set[str] = set()
-    with Board(lambda _key: None, lambda: (over, 3)) as board:
+    with Board(str, lambda: (over, 3)) as board:
         for key in "abc":
             board.tell("begin", key, None, 5)
         over |= {"a", "b", "c"}

@@ -17,7 +17,6 @@ from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan
-from feddg_bench.sweeps.jobs import Job
 
 if TYPE_CHECKING:
     from feddg_bench.core.loop import RoundResult
@@ -227,16 +226,17 @@ def _short(value: float) -> str:
 class Board(Display):
     """Draws a bar for all runs and for each running one; without a terminal, a line per ended run.
 
-    ``finished`` returns the jobs finished by any worker, and the total number of jobs.
+    ``title`` returns the title of a key; ``finished`` the jobs finished by any worker, and the
+    total number of jobs.
     """
 
     def __init__(
-        self, job: Callable[[str], Job | None], finished: Callable[[], tuple[set[str], int]]
+        self, title: Callable[[str], str], finished: Callable[[], tuple[set[str], int]]
     ) -> None:
         super().__init__(
             text("{task.completed:.0f}/{task.total:.0f}"), text("{task.fields[facts]}")
         )
-        self.job = job
+        self.title = title
         self.finished = finished
         self.started: float | None = None
         over, total = finished()
@@ -253,8 +253,7 @@ class Board(Display):
 
     def tell(self, event: str, key: str, *facts: object) -> None:
         """Show what a worker reported: ``begin``, ``round``, ``say``, ``end`` or ``failed``."""
-        job = self.job(key)
-        title = job.title if job else key
+        title = self.title(key)
         if event == "begin":
             done, rounds = facts
             self.begun[key] = time.monotonic()

@@ -37,6 +37,7 @@ from feddg_bench.runs.request import (
     plan_again,
     read_seeds,
 )
+from feddg_bench.runs.speed import Work, forecast
 
 if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
@@ -91,9 +92,11 @@ class RunCommand(RunRecording, Experiment):
             recipe = ""
             if request.recipe is None:
                 name = datasets.open(request.dataset).default_recipe
-                recipe = f", using the default recipe, {name} (change with --recipe)"
+                recipe = f", default recipe {name} (change with --recipe)"
             where = dataset_title(request.dataset)
-            _say(f"planning {runs} on {where}{recipe}; loading PyTorch takes some seconds")
+            _say(f"planning {runs} on {where}{recipe}")
+            if not self.dry_run:
+                _say("loading PyTorch takes some seconds")
         plans = request.plan(datasets, check=False)
         if self.dry_run:
             if left := check_without_download(request.to_do(plans, wanted, again=self.again)):
@@ -203,7 +206,19 @@ def _list(
     )
     runs = f"{len(plans)} run{'s' * (len(plans) > 1)}"
     lines.append(f"{runs}: {counts} in {from_here(resources.results)}")
-    say("\n".join(lines))
+    pending = [
+        Work.of(plan.settings, plan.recipe)
+        for plan, state in zip(plans, states, strict=True)
+        if state != "done"
+    ]
+    say("\n".join([*lines, *forecast(pending, resources.results)]))
+    if resources.device not in ("auto", "cpu"):
+        from feddg_bench.engine.devices import find_devices
+
+        try:
+            find_devices(resources.device)
+        except SettingsError as error:  # the runs may be meant for another machine
+            _say(f"feddg-bench: these runs cannot start on this machine: {error}")
 
 
 def _run_all(

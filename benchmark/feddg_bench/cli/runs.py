@@ -207,7 +207,7 @@ def _draw(
             s for run, s in runs if run.method == method and s and run.state != "failed"
         )
     own = [
-        ", ".join(assignments({k: s[k] for k in varied[run.method] if k in s})) for run, s in runs
+        ",\n".join(assignments({k: s[k] for k in varied[run.method] if k in s})) for run, s in runs
     ]
     metric = next((run.metric for run, _ in runs if run.metric), "accuracy")
     rows = []
@@ -229,8 +229,8 @@ def _draw(
     title += f", recipe {recipe}" * bool(recipe)
     title += f"; {find_metric(metric).label} on test, last round"
     numbers = ("seed", metric)
-    columns = [*heads, "state, models"]
-    whole = ("key", *numbers)
+    columns = [*heads, "state"]
+    whole = ("key", "settings", *numbers)
     terminal().print(text_table(title, columns, rows, right=numbers, whole=whole), highlight=False)
 
 

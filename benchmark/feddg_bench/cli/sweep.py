@@ -6,7 +6,9 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,8 +19,11 @@ from feddg_bench.common.errors import FeddgError, RunInterruptedError, SettingsE
 from feddg_bench.common.files import from_here
 from feddg_bench.common.parallel import cores
 from feddg_bench.common.terminal import say, terminal, text_table
+from feddg_bench.common.titles import counted
 from feddg_bench.config.schema import Resources
+from feddg_bench.plugins import method_title
 from feddg_bench.records.metrics import Metric, find_metric
+from feddg_bench.records.rules import SPLITS
 from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
 from feddg_bench.runs.request import (
@@ -27,11 +32,13 @@ from feddg_bench.runs.request import (
     check_without_download,
     say_cautions,
 )
-from feddg_bench.sweeps.jobs import Failures
+from feddg_bench.runs.speed import Work, forecast
+from feddg_bench.sweeps.jobs import Failures, swept, titles
 from feddg_bench.sweeps.leases import Leases
 
 if TYPE_CHECKING:
     from feddg_bench.data.image_store import OnDecoded
+    from feddg_bench.records.record import RunRecord
     from feddg_bench.sweeps.definition import Sweep
     from feddg_bench.sweeps.jobs import Job
     from feddg_bench.sweeps.search import Search
@@ -138,6 +145,7 @@ class SweepCommand(Slurm, SweepRecording):
         if self.dry_run or resources.engine == "slurm":
             return
         failed = finish(search, datasets, resources, retry_failed=self.retry_failed)
+        _draw(sweep.name, search, resources.results)
         say(_summary(sweep, search, resources.results))
         if failed:
             raise typer.Exit(1)
@@ -199,9 +207,14 @@ def _run(search: Search, datasets: Datasets, resources: Resources, *, retry_fail
     def finished() -> tuple[set[str], int]:
         return _finished(search, resources.results)
 
-    with Board(
-        lambda key: next((job for job in search.jobs() if job.key == key), None), finished
-    ) as board:
+    named: dict[str, str] = {}
+
+    def title(key: str) -> str:
+        if key not in named:  # a search has found new jobs
+            named.update(titles(search.jobs()))
+        return named.get(key, key)
+
+    with Board(title, finished) as board:
         _prepare(search, datasets, resources, board.decoding)
         over, total = finished()
         wanted = resources.workers or (cores() if devices == ["cpu"] else len(devices))
@@ -306,24 +319,65 @@ def listing(name: str, search: Search, results: Path) -> str:
     """Return the runs of a sweep with the state of each, as text."""
     store, failed = open_results(results), Failures(results).keys()
     holders, lines = Leases.of(results).held(), list[str]()
-    groups = [set(job.group.split()) for job in search.jobs()]
-    alike = set.intersection(*groups) if groups else set()
+    jobs = search.jobs()
+    named, pending = titles(jobs), list[Work]()
     counts = {"done": 0, "failed": 0, "begun": 0, "pending": 0}
-    for job in search.jobs():
+    for job in jobs:
         state = store.state(job.key)
         if state != "done" and job.key in failed:
             state = "failed"
         counts[state] += 1
-        words = (word for word in job.group.split() if word not in alike)
-        own = (word for word in words if not word.startswith(("method=", "methods=", "protocol=")))
-        lines.append(" ".join([f"{job.key}  {state:7}  {job.title}", *own]))
+        pending += [job.work] * (state in ("begun", "pending"))
+        lines.append(f"{job.key}  {state:7}  {named[job.key]}")
         if job.key in holders:
             lines.append(f"  held by {holders[job.key]}")
     facts = ", ".join(f"{n} {state}" for state, n in counts.items() if n) or "none begun yet"
-    runs = f"{len(groups)} run{'s' * (len(groups) != 1)}"
     if search.left():
         lines.append(f"and at most {search.left()} {search.unit} more, which depend on the results")
-    return "\n".join([*lines, f"{name}: {runs}: {facts}"])
+    lines.append(f"{name}: {counted(len(jobs), 'run')}: {facts}")
+    return "\n".join([*lines, *forecast(pending, results)])
+
+
+def _draw(name: str, search: Search, results: Path) -> None:
+    """Print the recorded runs of a sweep: means over scenarios and seeds, by method and setting."""
+    store, jobs = open_results(results), search.jobs()
+    own, recorded = swept(jobs), store.keys()
+    groups: dict[tuple[str, str, str], list[RunRecord]] = {}
+    for job in jobs:
+        if job.key in recorded and (record := store.load(job.key)) is not None:
+            words = ", ".join(own[job.key])
+            groups.setdefault((record.method, record.protocol, words), []).append(record)
+    if not groups:
+        return
+    records = [record for some in groups.values() for record in some]
+    splits = [s for s in SPLITS if any(record.score(s) is not None for record in records)]
+    rows = []
+    for (method, protocol, words), some in islice(groups.items(), _MOST):
+        row = [method_title(method), protocol, words, str(len(some))]
+        for split in splits:
+            scores = [score for r in some if (score := r.score(split)) is not None]
+            row.append(some[0].metric.text(fmean(scores), 2) if scores else "")
+        rows.append(row)
+    heads = ["method", "protocol", "settings", "runs", *splits]
+    kept = [n for n, head in enumerate(heads) if head != "settings" or any(row[n] for row in rows)]
+    metrics = ", ".join(dict.fromkeys(record.metric.label for record in records))
+    more = len(groups) - len(rows)
+    terminal().print(
+        text_table(
+            f"{name}: {metrics}, last round",
+            [heads[n] for n in kept],
+            [[row[n] for n in kept] for row in rows],
+            caption="Means over scenarios and seeds."
+            + f" {more} more: feddg-bench runs --results {from_here(results)}" * bool(more),
+            right=("runs", *splits),
+            whole=("method", "runs", *splits),
+        ),
+        highlight=False,
+    )
+
+
+_MOST = 60
+"""Maximum number of rows of the table after a sweep."""
 
 
 def _summary(sweep: Sweep, search: Search, results: Path) -> str:
@@ -333,13 +387,13 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     store, failures = open_results(results), Failures(results)
     jobs = list(search.jobs())
     recorded = store.keys()
-    titles = {job.key: job.title for job in jobs}
-    errors = {key: failures.error(key) for key in titles if key not in recorded}
+    named = titles(jobs)
+    errors = {key: failures.error(key) for key in named if key not in recorded}
     lines = [
         f"{sweep.name}: {len(jobs) - len(errors)} of {len(jobs)} runs in {from_here(store.runs)}"
     ]
     if errors:
-        lines.append(_failures_text(errors, titles))
+        lines.append(_failures_text(errors, named))
         lines.append("try them again with --retry-failed")
     goal = sweep.objective
     if goal is not None:

@@ -28,7 +28,7 @@ from feddg_bench.records import checks
 from feddg_bench.records.measured import Evaluation as Evaluation
 from feddg_bench.records.measured import Measured, tabulate
 from feddg_bench.records.metrics import Metric, find_metric, metrics_of
-from feddg_bench.records.rules import split_metric
+from feddg_bench.records.rules import SPLITS, split_metric
 from feddg_bench.records.sources import read_json
 
 FORMAT: Final = 1
@@ -304,7 +304,7 @@ class RunRecord(RecordPart):
 
     def __repr__(self) -> str:
         """Return three lines: what was run, the key metric by split, where and how long."""
-        scores = {split: self.score(split) for split in ("id_val", "id_test", "val", "test")}
+        scores = {split: self.score(split) for split in SPLITS}
         shown = [f"{k} {self.metric.text(v, 2)}" for k, v in scores.items() if v is not None]
         rounds, e = self.settings.get("federation", {}).get("rounds"), self.environment
         return "\n".join(

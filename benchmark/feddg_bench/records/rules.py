@@ -18,6 +18,8 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 fluctuate; or the one with the best key metric of the data set (accuracy by default) on the held-out
 validation domain, on held-out images of the training domains, or (never by default) on the test
 domain. Ties go to the earliest round."""
+SPLITS = ("id_val", "id_test", "val", "test")
+"""Splits that are measured, in the order of tables."""
 LAST = 5
 """Number of evaluated rounds in ``mean_last_5``; all, if there are fewer."""
 

@@ -14,8 +14,10 @@ from feddg_bench.config.layers import Layer, parse_override
 from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.schema import DataSettings, Resources
 from feddg_bench.plugins import method_title
+from feddg_bench.records.differences import setting_name
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.runs.request import NAMES, SEEDS, Datasets, Plan, Request
+from feddg_bench.runs.speed import Work
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Job:
     data: DataSettings  # how its images are decoded
     rounds: int  # number of rounds
     has_val: bool  # whether a domain is held out for model selection
+    work: Work  # what it costs
     tuned: TunedRecord | None = None  # result of tuning, if the run uses it
 
     def plan(self, datasets: Datasets, results: Path) -> Plan:
@@ -76,10 +79,37 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
                 data=s.data,
                 rounds=s.federation.rounds,
                 has_val=plan.scenario.val is not None,
+                work=Work.of(s, plan.recipe),
                 tuned=plan.tuned,
             )
         )
     return made
+
+
+_SHOWN = ("method", "protocol", "scenario", "seed")
+"""Keys whose values are in every title."""
+
+
+def swept(made: Sequence[Job]) -> dict[str, tuple[str, ...]]:
+    """Return by key the settings of each job that others lack, such as ``lambda=0``.
+
+    Method, protocol, scenario and seed are left out.
+    """
+    alike = set.intersection(*(set(job.pairs) for job in made)) if made else set()
+    return {
+        job.key: tuple(
+            f"{setting_name(key)}={value}"
+            for key, _, value in (pair.partition("=") for pair in job.pairs if pair not in alike)
+            if key not in _SHOWN
+        )
+        for job in made
+    }
+
+
+def titles(made: Sequence[Job]) -> dict[str, str]:
+    """Return a title for each key that tells all jobs apart."""
+    own = swept(made)
+    return {job.key: " ".join((job.title, *own[job.key])) for job in made}
 
 
 def _owned(pairs: Iterable[str], hyper: Layer) -> Iterator[str]:

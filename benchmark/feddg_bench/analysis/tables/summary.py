@@ -19,7 +19,7 @@ from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.records.metrics import Metric, find_metric
 from feddg_bench.records.published import Published, published_accuracy
 from feddg_bench.records.record import RunRecord
-from feddg_bench.records.rules import one_class_splits, split_metric
+from feddg_bench.records.rules import SPLITS, one_class_splits, split_metric
 from feddg_bench.records.runs import flatten
 from feddg_bench.records.statistics import (
     FEWEST,
@@ -32,7 +32,6 @@ from feddg_bench.records.statistics import (
     mean_and_std,
 )
 
-_SPLITS = ("id_val", "id_test", "val", "test")
 _Entries = dict[str, tuple[Entry, Entry | None] | None]
 """Head of a column -> our number, and the published one below it."""
 
@@ -175,7 +174,7 @@ def _decimals(record: RunRecord) -> int:
 
 def _columns(records: Sequence[RunRecord]) -> dict[str, tuple[str, Metric]]:
     """Return split and metric by head: the splits, and macro F1 if classes are imbalanced."""
-    columns = {split: (split, records[0].metric) for split in _SPLITS}
+    columns = {split: (split, records[0].metric) for split in SPLITS}
     if any(record.data.imbalance for record in records) and records[0].metric.name != "macro_f1":
         columns["macro F1"] = ("test", find_metric("macro_f1"))
     return columns
