@@ -105,6 +105,9 @@ def main() -> None:
     """Run the command; a user's error becomes one sentence and exit status 2."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
+    # Child processes of a notebook inherit its backend, which may not be installed here. Figures
+    # are drawn without one, but Matplotlib refuses to be imported.
+    os.environ.pop("MPLBACKEND", None)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may know only ASCII
             stream.reconfigure(errors="replace")
