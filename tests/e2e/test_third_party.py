@@ -360,7 +360,7 @@ def test_two_plugins_of_one_name_are_refused_by_name_and_else_left_out(installed
         assert done.err == f"feddg-bench: the {kind} is left out: {said}\n"
     done = feddg("tables", "all", "--format", "csv")
     assert done.code == before.code == 0
-    assert "digits4-ltdo-quick: Digits4, leave two domains out" in done.out
+    assert "Digits4, leave two domains out" in done.out
     assert "digits4 ltdo quick: 1" in feddg("results", "list").out
 
 
@@ -408,7 +408,7 @@ def test_a_data_set_needs_a_name_a_title_domains_and_classes_only(installed, fed
     done = feddg(*run, "--scenario", "photo", *tiny)
     assert done.code == 0, done.err
     done = feddg("tables", "all")
-    assert "shapes4-lodo-quick: Shapes, leave one domain out" in done.out
+    assert "Shapes, leave one domain out" in done.out
 
 
 @pytest.mark.parametrize(
