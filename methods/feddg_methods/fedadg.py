@@ -61,6 +61,7 @@ class FedADGSettings(MethodSettings):
     """Variants, loss weights and sizes; the defaults follow the program published for PACS."""
 
     labels: ClassVar[tuple[str, ...]] = ("variant",)
+    toy: ClassVar = {"hidden": 32, "projection": 16}
     presets = VARIANTS
     preset_of = "variant"
 

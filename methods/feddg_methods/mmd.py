@@ -18,6 +18,7 @@ class MMDSettings(AlignmentSettings):
     """Strength of the alignment."""
 
     labels: ClassVar[tuple[str, ...]] = ("weight",)
+    toy: ClassVar = {"weight": 0.1}  # three rounds are too few for the default
 
 
 class MMD(PairwiseAligned):

@@ -13,17 +13,12 @@ import torch.nn.functional as F
 from feddg_bench.core.aggregation import weighted_mean
 from feddg_bench.core.messages import Task, encode
 from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
-from feddg_bench.plugins import names
+from feddg_bench.plugins import load_method, names
 from feddg_bench.testing import CONTRACT, Subject
 from feddg_methods.fedavg import FedAvg
 from tests.helpers import bitwise, no_file, numbers
 
-NARROW = {
-    "fedadg": {"hyper": {"hidden": 32, "projection": 16}},
-    "irm": {"hyper": {"penalty": 1.0}},  # three rounds are too few for the default
-    "mmd": {"hyper": {"weight": 0.1}},  # likewise
-}
-CASES = [(name, NARROW.get(name, no_file(name))) for name in names("method")]
+CASES = [(name, {"hyper": dict(load_method(name).Settings.toy)}) for name in names("method")]
 VARIANTS = [
     ("fedprox", {"hyper": {"mu": 0.5, "norm": "l2"}}),
     ("moon", {"hyper": {"first_visit": "initial"}}),

@@ -23,6 +23,7 @@ from feddg_bench import testing
 from feddg_bench.cli.templates import EXAMPLES, write_data_set, write_method
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.plugins import GROUPS, check_declared
+from feddg_bench.testing import contract
 from tests.helpers import one_sentence, refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
@@ -444,3 +445,53 @@ def test_a_data_set_without_its_methods_is_one_sentence(installed, feddg):
     installed("theirs", text, datasets="shapes4=theirs:Shapes")
     said = "the data set shapes4 (theirs.Shapes) lacks fingerprint, read, scan, stamp; write each"
     one_sentence(feddg("run", "--dataset", "shapes4", "--dry-run"), said)
+
+
+UPWARDS = """
+from feddg_bench import Method
+class Mine(Method):
+    title = "Upwards"
+    def training_step(self, batch, batch_idx):
+        return -super().training_step(batch, batch_idx)
+class Asserting(Method):
+    def training_step(self, batch, batch_idx):
+        assert batch_idx < 0
+"""
+
+
+@pytest.fixture
+def few_checks(monkeypatch):
+    """Limit the contract to two checks that need no further process."""
+    few = [contract.loss_falls, contract.settings_survive_yaml]
+    monkeypatch.setattr(contract, "CONTRACT", few)
+
+
+@pytest.mark.usefixtures("few_checks")
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("PARDON", 0, ["passed", "loss_falls", "passed", "settings_survive_yaml", "2 of 2 checks"]),
+        ("fedprox mu=0.5", 0, ["FedProx: 2 of 2 checks passed"]),
+        ("mine", 1, ["FAILED", "loss_falls", "reason: the loss went from", "Upwards: 1 of 2"]),
+        ("bare", 1, ["loss_falls", "AssertionError", "theirs.py, line", "1 of 2 checks passed"]),
+    ],
+)
+def test_a_method_is_checked_by_name(installed, feddg, command, code, said):
+    installed("theirs", UPWARDS, methods="mine=theirs:Mine\nbare=theirs:Asserting")
+    done = feddg("methods", "check", *command.split())
+    assert (done.code, done.err) == (code, "")
+    place = 0
+    for words in said:
+        place = done.out.index(words, place)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("fedprx", "unknown method 'fedprx'; did you mean 'fedprox'?"),
+        ("fedprox nu=1", "unknown setting 'hyper.nu'"),
+        ("fedprox mu=-1", "hyper.mu"),
+    ],
+)
+def test_a_wrong_check_is_refused(feddg, command, said):
+    one_sentence(feddg("methods", "check", *command.split()), said)

@@ -33,7 +33,7 @@ from feddg_bench.protection.vectors import (
     update_noise,
 )
 from feddg_bench.testing import Subject, TaskRecorder, start_toy_run, toy_settings
-from feddg_bench.testing.contract import sums_are_enough_where_it_says_so
+from feddg_bench.testing.contract import declared_sums_suffice
 from tests.helpers import ALL, bitwise, hyper, refused
 
 SECURE = {"privacy": {"aggregation": "secure"}, "federation": {"per_round": None}}
@@ -238,8 +238,8 @@ class Median(Method):
 
 def test_the_contract_finds_a_server_half_that_needs_more_than_it_says():
     with pytest.raises(AssertionError, match="singles"):
-        sums_are_enough_where_it_says_so(Subject(Median))
-    sums_are_enough_where_it_says_so(Subject("pcgrad"))  # it declares that it needs them
+        declared_sums_suffice(Subject(Median))
+    declared_sums_suffice(Subject("pcgrad"))  # it declares that it needs them
 
 
 def test_batch_normalisation_that_fedbn_sends_is_averaged_too():

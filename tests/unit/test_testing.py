@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from feddg_bench.core.messages import LocalUpdate
 from feddg_bench.core.method import Method
 from feddg_bench.testing import CONTRACT, Subject, contract_tests
-from feddg_bench.testing.contract import federated_tensors_move_and_stay_finite
+from feddg_bench.testing.contract import federated_weights_train
 
 
 class Detached(Method):
@@ -226,27 +226,24 @@ LEFT = {
 """Side effects of a client, and their names in the contract's messages."""
 
 BROKEN = [
-    *(
-        (type(name, (Left,), {}), "clients_leave_the_process_as_it_was", words)
-        for name, (_, words) in LEFT.items()
-    ),
-    (Numpy, "clients_leave_the_process_as_it_was", "the images"),
-    (Detached, "federated_tensors_move_and_stay_finite", "unchanged: .*generator.weight"),
-    (Public, "what_stays_with_a_client_is_there", "no tensor begins with .*clasifier"),
-    (Stuck, "it_learns", "the loss went from"),
-    (Leaking, "a_task_leaves_no_trace", "answers otherwise"),
-    (Forgetful, "a_resumed_run_equals_one_that_never_stopped", "keep it in server.memory"),
-    (Collecting, "clients_leave_the_process_as_it_was", "attributes of the class Collecting"),
-    (NumpyRandom, "the_seed_decides_the_run", "the same seed gave other rounds"),
-    (Undeclared, "any_number_of_clients_may_take_part", "add it to uplink"),
-    (Fragile, "clients_that_diverge_are_dropped", "a client is missing"),
+    *((type(name, (Left,), {}), "no_side_effects", words) for name, (_, words) in LEFT.items()),
+    (Numpy, "no_side_effects", "the images"),
+    (Detached, "federated_weights_train", "unchanged: .*generator.weight"),
+    (Public, "local_prefixes_match", "no tensor begins with .*clasifier"),
+    (Stuck, "loss_falls", "the loss went from"),
+    (Leaking, "tasks_are_independent", "answers otherwise"),
+    (Forgetful, "resume_is_exact", "keep it in server.memory"),
+    (Collecting, "no_side_effects", "attributes of the class Collecting"),
+    (NumpyRandom, "seed_determines_run", "the same seed gave other rounds"),
+    (Undeclared, "any_cohort_size_works", "add it to uplink"),
+    (Fragile, "diverged_clients_are_dropped", "a client is missing"),
     (Meddling, "messages_are_read_only", "changed what they got: .*broadcast"),
     (Overwriting, "messages_are_read_only", "does not support item assignment"),
-    (Replacing, "there_is_one_model_whose_tensors_stay_where_they_are", "replaced: "),
-    (Random, "the_seed_decides_the_run", "the same seed gave other rounds"),
-    (Misspelt, "it_learns", "'flot32 2, 2', which cannot be read"),
-    (Sending, "it_learns", "'flot32 2, 2', which cannot be read"),
-    (OwnFit, "a_kept_optimizer_makes_a_difference", "no difference"),
+    (Replacing, "parameters_stay_in_place", "replaced: "),
+    (Random, "seed_determines_run", "the same seed gave other rounds"),
+    (Misspelt, "loss_falls", "'flot32 2, 2', which cannot be read"),
+    (Sending, "loss_falls", "'flot32 2, 2', which cannot be read"),
+    (OwnFit, "optimizer_state_persists", "no difference"),
 ]
 
 
@@ -278,7 +275,7 @@ def test_all_failures_are_told_together():
         contract_tests(Undeclared)
     text = str(caught.value)
     assert text.startswith("Undeclared breaks the contract:\n- ")
-    assert "it_learns: PluginError: client function 'fit' sent labels" in text
+    assert "loss_falls: PluginError: client function 'fit' sent labels" in text
     assert "\n  The rule: The loss on in-domain images falls within three rounds.\n" in text
 
 
@@ -301,7 +298,7 @@ class Attentive(Method):
 
 
 def test_attention_over_places_is_trained():
-    federated_tensors_move_and_stay_finite(Subject(Attentive))
+    federated_weights_train(Subject(Attentive))
 
 
 class Still(Method):
@@ -325,7 +322,7 @@ class Still(Method):
 
 def test_the_reason_is_told_for_which_a_tensor_does_not_move():
     with pytest.raises(AssertionError) as caught:
-        federated_tensors_move_and_stay_finite(Subject(Still))
+        federated_weights_train(Subject(Still))
     said = dict(
         part.rstrip(")").split(" (", 1)
         for part in str(caught.value).removeprefix("after two rounds unchanged: ").split("; ")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,8 +36,11 @@ from feddg_bench.config.layers import (
     dotted,
     dotted_fields,
     kind_of,
+    merge,
     paragraph,
+    parse_override,
     read_settings,
+    validate,
 )
 from feddg_bench.config.names import SYMBOLS
 from feddg_bench.config.recipes import OTHERS, read_recipe, recipe_names
@@ -44,7 +48,14 @@ from feddg_bench.config.schema import Section
 from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
 from feddg_bench.extensions import extensions
-from feddg_bench.plugins import load_dataset, make_dataset, outline, plugin_name
+from feddg_bench.plugins import (
+    load_dataset,
+    load_method,
+    make_dataset,
+    method_title,
+    outline,
+    plugin_name,
+)
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.records.tuning import load_ledger
 from feddg_bench.runs.request import Request
@@ -98,7 +109,7 @@ def _method(name: str) -> dict[str, Any]:
 
 
 methods_app = catalogue(
-    "List the methods with their settings. `show` prints one's card, `new` begins a new one.",
+    "List the methods with their settings. `show` prints a card, `new` begins one, `check` tests.",
     ("method", "group", "what it is, and its settings (hyper.*) with their defaults"),
     lambda: list(each_usable("method", _method)),
     lambda row: (row["name"], row["group"], f"{row['title']}\n{_pairs(row['settings'])}".strip()),
@@ -146,6 +157,45 @@ def show_method_command(
     further = (extension.card(name, method, there) for extension in extensions())
     print_markdown(protection_text(method) + "".join(further))
     print_markdown(results_text(name, folders))
+
+
+@methods_app.command("check")
+def check_method_command(
+    name: MethodName,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="The method's own settings: bound=0.1."),
+    ] = None,
+) -> None:
+    """Check a method against the contract on toy data: one line per check, half a minute."""
+    from feddg_bench.testing import check_contract
+
+    given = [parse_override(f"hyper.{pair.removeprefix('hyper.')}") for pair in pairs or ()]
+    hyper = merge(*given).get("hyper", {})
+    plugin = load_method(name)
+    validate(plugin.Settings, {**plugin.Settings.toy, **hyper}, "hyper.")
+    checks = []
+    with _no_warnings():
+        for check in check_contract(name, hyper):
+            checks.append(check)
+            say(f"{'FAILED' if check.fault else 'passed'} {check.seconds:5.1f} s  {check.name}")
+            if check.fault:
+                why = [f"reason: {check.fault}", f"rule: {check.rule}"]
+                say("\n".join(textwrap.indent(textwrap.fill(each, 64), " " * 16) for each in why))
+    passed, seconds = sum(not check.fault for check in checks), sum(c.seconds for c in checks)
+    say(f"{method_title(name)}: {passed} of {len(checks)} checks passed in {seconds:.0f} s")
+    if passed < len(checks):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Silence warnings about what a check does on purpose, such as a client that diverges."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 NewDirectory = Annotated[

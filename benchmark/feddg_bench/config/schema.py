@@ -409,6 +409,9 @@ class MethodSettings(Section):
     preset_of: ClassVar[str] = "preset"
     impossible: ClassVar[Sequence[tuple[Mapping[str, Any], str]]] = ()
     """Combinations of values that are not possible, each with the reason and the remedy."""
+    toy: ClassVar[Mapping[str, Any]] = {}
+    """Values for the contract's checks, if the defaults need files, more than three rounds of toy
+    data to learn, or long."""
 
     @field_validator("*", mode="before")
     @classmethod

@@ -17,8 +17,9 @@ from feddg_bench.records.record import RunRecord
 
 CORE = ("feddg_bench",)
 """Packages whose code belongs to the suite, not to a plugin."""
-TEXTS = ("citation", "DEVIATIONS", "group", "singles")
-"""Names of attributes that only fill a card or refuse runs: no number depends on them."""
+TEXTS = ("citation", "DEVIATIONS", "group", "singles", "toy")
+"""Names of attributes that only fill a card, refuse runs or are for checks: no number of a run
+depends on them."""
 
 
 def code_digest(method: type[Method]) -> str:

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from feddg_bench.common.errors import SettingsError
+from feddg_bench.common.errors import FeddgError, SettingsError, in_a_line
 from feddg_bench.config.layers import Layer, validate
 from feddg_bench.config.schema import PrivacySettings
 from feddg_bench.core.loop import RoundResult
@@ -135,16 +135,16 @@ def check_contract(
     Args:
         method: The plugin's class or its registered name. For the check with two processes its
             module must be importable.
-        hyper: Settings with which the method can run without files.
+        hyper: Own settings of the method; those of ``Settings.toy`` apply unless they are given.
     """
-    subject = Subject(method, {"hyper": dict(hyper or {})})
+    plugin = load_method(method) if isinstance(method, str) else method
+    subject = Subject(method, {"hyper": {**plugin.Settings.toy, **(hyper or {})}})
     for check in CONTRACT:
         began, fault = time.perf_counter(), ""
         try:
             check(subject)
         except Exception as error:
-            why = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-            fault = "; ".join([f"{why}{error}", *getattr(error, "__notes__", ())])
+            fault = "; ".join([_said(error), *getattr(error, "__notes__", ())])
         rule = (check.__doc__ or "").partition("\n")[0]
         yield Checked(check.__name__, rule, fault, time.perf_counter() - began)
 
@@ -168,13 +168,21 @@ def contract_tests(method: type[Method], hyper: Mapping[str, Any] | None = None)
         raise AssertionError(f"{method.__name__} breaks the contract:\n" + "\n".join(failed))
 
 
+def _said(error: Exception) -> str:
+    """Return why a check failed; an error of the method with its type and place."""
+    if isinstance(error, AssertionError) and str(error):
+        return str(error)
+    kind = f"{type(error).__name__}: " if isinstance(error, FeddgError) else ""
+    return kind + in_a_line(error)
+
+
 def _checked(check: Check) -> Check:
     CONTRACT.append(check)
     return check
 
 
 @_checked
-def federated_tensors_move_and_stay_finite(subject: Subject) -> None:
+def federated_weights_train(subject: Subject) -> None:
     """A tensor that is sent but never learns is a bug, such as a generator that was detached."""
     some = subject.some
     before, after = some.weights(0), some.weights(2)
@@ -187,7 +195,7 @@ def federated_tensors_move_and_stay_finite(subject: Subject) -> None:
 
 
 @_checked
-def what_stays_with_a_client_is_there(subject: Subject) -> None:
+def local_prefixes_match(subject: Subject) -> None:
     """A prefix in ``local`` that names no tensor is misspelt; the intended state would be sent."""
     method = subject.some.run.method
     absent = [p for p in method.local if not any(n.startswith(p) for n in method.state_dict())]
@@ -195,7 +203,7 @@ def what_stays_with_a_client_is_there(subject: Subject) -> None:
 
 
 @_checked
-def it_learns(subject: Subject) -> None:
+def loss_falls(subject: Subject) -> None:
     """The loss on in-domain images falls within three rounds."""
     evaluations = [r.evaluation for r in subject.everyone.results if r.evaluation]
     first, last = (e["id_val"]["dark"]["loss"] for e in (evaluations[0], evaluations[-1]))
@@ -207,7 +215,7 @@ def it_learns(subject: Subject) -> None:
 
 
 @_checked
-def any_number_of_clients_may_take_part(subject: Subject) -> None:
+def any_cohort_size_works(subject: Subject) -> None:
     """One, some or all clients take part; the server refuses content that is not declared."""
     recorders = {n: TaskRecorder() for n in (1, 3)}
     rounds = [
@@ -223,7 +231,7 @@ def any_number_of_clients_may_take_part(subject: Subject) -> None:
 
 
 @_checked
-def two_processes_equal_this_process(subject: Subject) -> None:
+def processes_agree(subject: Subject) -> None:
     """Model, memories and metrics are equal bit for bit: messages survive their encoding."""
     here, in_processes = subject.some, subject.run(executor=_pool())
     same = _numbers(here.results) == _numbers(in_processes.rounds(3))
@@ -233,7 +241,7 @@ def two_processes_equal_this_process(subject: Subject) -> None:
 
 
 @_checked
-def a_task_leaves_no_trace(subject: Subject) -> None:
+def tasks_are_independent(subject: Subject) -> None:
     """Another worker that repeats the tasks of two rounds in reverse order gives equal replies."""
     again = TaskRecorder()
     subject.run(executor=again)
@@ -249,14 +257,14 @@ def a_task_leaves_no_trace(subject: Subject) -> None:
 
 
 @_checked
-def clients_leave_the_process_as_it_was(subject: Subject) -> None:
+def no_side_effects(subject: Subject) -> None:
     """Clients undo their changes to folder, variables, threads, layers, classes and images."""
     behind = subject.some.behind
     _require(not behind, f"clients change and do not put back: {', '.join(behind)}")
 
 
 @_checked
-def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
+def resume_is_exact(subject: Subject) -> None:
     """All that the server and clients remember is in their memories."""
     whole = subject.some
     for stop in (1, 2):
@@ -270,7 +278,7 @@ def a_resumed_run_equals_one_that_never_stopped(subject: Subject) -> None:
 
 
 @_checked
-def sums_are_enough_where_it_says_so(subject: Subject) -> None:
+def declared_sums_suffice(subject: Subject) -> None:
     """The server half does the same with one mean of all replies as with single replies."""
     uniform = {"federation": {"per_round": None, "weighting": "uniform"}}
     single, hidden = subject.run(uniform), subject.run(uniform)
@@ -289,7 +297,7 @@ def sums_are_enough_where_it_says_so(subject: Subject) -> None:
 
 
 @_checked
-def clients_that_diverge_are_dropped(subject: Subject) -> None:
+def diverged_clients_are_dropped(subject: Subject) -> None:
     """NaN in one reply only drops that client from the round."""
 
     def spoil(task: Task, reply: Reply[Any]) -> None:
@@ -314,7 +322,7 @@ def messages_are_read_only(subject: Subject) -> None:
 
 
 @_checked
-def there_is_one_model_whose_tensors_stay_where_they_are(subject: Subject) -> None:
+def parameters_stay_in_place(subject: Subject) -> None:
     """Weights are written in place; no parameter is replaced."""
     moved = subject.some.moved
     _require(not moved, f"replaced: {moved}")
@@ -330,7 +338,7 @@ def settings_survive_yaml(subject: Subject) -> None:
 
 
 @_checked
-def the_seed_decides_the_run(subject: Subject) -> None:
+def seed_determines_run(subject: Subject) -> None:
     """The same seed repeats the run; another seed gives another run."""
     first, second, other = subject.some, subject.run(), subject.run({"seed": 1})
     numbers = _numbers(first.results[:3])
@@ -342,7 +350,7 @@ def the_seed_decides_the_run(subject: Subject) -> None:
 
 
 @_checked
-def a_kept_optimizer_makes_a_difference(subject: Subject) -> None:
+def optimizer_state_persists(subject: Subject) -> None:
     """``train.optimizer_state=persist`` acts from a client's second round on, and only then."""
     kept, reset = subject.run(CHANCES, {"train": {"optimizer_state": "persist"}}), subject.everyone
     kept.rounds(1)
@@ -356,7 +364,7 @@ def a_kept_optimizer_makes_a_difference(subject: Subject) -> None:
 
 
 @_checked
-def a_regression_is_learnt_or_refused(subject: Subject) -> None:
+def regression_works_or_is_refused(subject: Subject) -> None:
     """Methods whose ``tasks`` name it learn it, equally in two processes; others refuse it."""
     plugin = load_method(subject.plugin) if isinstance(subject.plugin, str) else subject.plugin
     able = "regression" in plugin.tasks

@@ -16,6 +16,7 @@ class StyleSettings(MethodSettings):
 
     files: ClassVar[tuple[str, ...]] = ("style_weights",)
     """Settings that are paths."""
+    toy: ClassVar = {"style": "pixel"}  # needs no weights
 
     preset: str = ""
     """Sets the defaults of the settings below; each can still be set individually."""
