@@ -249,8 +249,13 @@ def _check_data_set(name: str, loaded: type[DomainDataset]) -> None:
 
 
 @cache
-def dataset_title(dataset: str) -> str:
-    """Return a data set's title, or its name if it is not installed here."""
+def dataset_title(dataset: str, own: str | None = None) -> str:
+    """Return a data set's title, or its name if it is not installed here.
+
+    ``own`` is the name of a user's own data set (`DomainDataset.label`), which replaces the title.
+    """
+    if own:
+        return own
     try:
         return load_dataset(dataset).title
     except FeddgError:

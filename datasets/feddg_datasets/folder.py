@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import plain_file
 from feddg_bench.config.reading import composed, plain_name
 from feddg_bench.data.image_folders import (
@@ -72,7 +72,8 @@ class Folder(ImageFolderDataset):
                 f"without blanks, commas, hyphens and plus signs; rename one"
             )
         # Class attributes are for data sets that are the same everywhere.
-        vars(self).update(domains=domains, letters=codes, classes=labels)
+        name = printable(composed(self.folder.resolve().name))
+        vars(self).update(domains=domains, letters=codes, classes=labels, label=name)
 
     @cached_property
     def identity(self) -> Mapping[str, Sequence[str]]:  # type: ignore[override]

@@ -449,6 +449,23 @@ def test_unreadable_images_are_left_out_of_a_run_on_request(
     assert {r.data.unreadable for r in records} == {1}
     assert {sum(sum(d.values()) for d in r.data.images.values()) for r in records} == {47}
     assert all(r.settings["data"]["skip_unreadable"] for r in records)
+    # A table has the folder's name, and says on how few images its numbers are.
+    fewest = {
+        split: min(sum(r.data.images[split].values()) for r in records)
+        for split in ("id_test", "id_val", "test")
+    }
+    assert fewest["id_val"] == 4
+    named = ", ".join(f"{split} ({number})" for split, number in fewest.items())
+    few = f"Fewer than 20 images in {named}: a single image changes the accuracy by up to 25.0"
+    shown = " ".join(feddg(*run[:-4], *run[-3:], "data.skip_unreadable=true").out.split())
+    assert "FedAvg on mine, leave one domain out" in shown
+    assert few in shown
+    assert feddg("tables", "generic").code == 0
+    (table,) = (tmp_path / "runs/tables").glob("*lodo*.tex")
+    assert table.name == "folder-mine-lodo-quick.tex"
+    assert r"\caption{mine, leave one domain out, recipe quick" in table.read_text()
+    notes = table.with_suffix(".notes.md").read_text().replace("\\", "")
+    assert few in " ".join(notes.split())
 
 
 def test_the_domains_of_a_folder_are_those_found(feddg: Run, tmp_path: Path) -> None:

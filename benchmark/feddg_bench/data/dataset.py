@@ -126,6 +126,8 @@ class DomainDataset(ABC):
     """Values of these settings; `adjusted` sets those of a run."""
     default_scenario: ClassVar[Mapping[str, str]] = {}
     """Protocol -> scenario of a request that names none; other protocols use their defaults."""
+    label: str = ""
+    """Name in tables of a data set that differs between users, instead of ``title``."""
     identity: Mapping[str, Sequence[str]] = {}
     """Part of the run key: identifies a data set whose domains and classes are found on disk."""
     measured_by_domain: ClassVar[bool] = True

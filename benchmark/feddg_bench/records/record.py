@@ -33,6 +33,9 @@ from feddg_bench.records.sources import read_json
 
 FORMAT: Final = 1
 
+FEW = 20
+"""Splits with fewer images are named below tables: one image changes accuracy by over 5 points."""
+
 T = TypeVar("T")
 Later = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 """A field that early records lack: ``name: Later[str] = None``. It is omitted while it is ``None``,
@@ -98,10 +101,18 @@ class DataRecord(RecordPart):
     # Test images of the largest class divided by those of the smallest, where the ratio is above
     # `feddg_bench.data.federated.BALANCED`, so that accuracy alone misleads.
     imbalance: Later[float] = None
+    # Name of a user's own data set in tables; early records lack it.
+    label: Later[str] = None
     # Number of images that cannot be decoded, which the setting data.skip_unreadable leaves out.
     unreadable: Later[Count] = None
     # Known accuracies on the test domain of a computed data set, by name of the rule.
     answers: Later[Named[Annotated[float, Field(ge=0, le=1)]]] = None
+
+    @property
+    def few(self) -> dict[str, int]:
+        """Number of images of each measured split with fewer than `FEW`."""
+        totals = {split: sum(of.values()) for split, of in self.images.items() if split != "train"}
+        return {split: total for split, total in totals.items() if 0 < total < FEW}
 
 
 class PartitionRecord(RecordPart):

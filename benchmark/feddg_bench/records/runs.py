@@ -77,6 +77,8 @@ class RecordedRun:
     privacy: PrivacyRecord | None
     imbalance: float | None  # see `DataRecord.imbalance`
     answers: Mapping[str, float] | None  # see `DataRecord.answers`
+    label: str | None  # see `DataRecord.label`
+    few: Mapping[str, int]  # see `DataRecord.few`
     _frame: str = field(repr=False)  # see `Measured.packed`
     _numbers: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
@@ -313,6 +315,8 @@ def _head(line: int, text: bytes, record: CountedRecord) -> dict[str, Any]:
         "tuned": None if record.tuned is None else record.tuned.model_dump(mode="json"),
         "imbalance": record.data.imbalance,
         "answers": record.data.answers,
+        "label": record.data.label,
+        "few": record.data.few,
         "privacy": None if record.privacy is None else record.privacy.model_dump(mode="json"),
         "metric": record.metric.name,
         "nested": to_json({k: v for k, v in record.settings.items() if k not in OWN}).decode(),

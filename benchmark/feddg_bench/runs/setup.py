@@ -214,6 +214,7 @@ def open_federation(
             images=count_images(parts.splits, dataset),
             task=dataset.task,
             metric=dataset.metrics[0],
+            label=dataset.label or None,
             unreadable=len(store.unreadable) or None,
             imbalance=imbalance(parts.splits.get("test", np.empty(0, np.int64)), dataset),
             answers=dataset.answers(plan.scenario.train, plan.scenario.test) or None,

@@ -152,7 +152,7 @@ def _shared(runs: Sequence[RecordedRun], choice: Selection) -> tuple[pd.DataFram
     for frame in largest.values():
         first = frame.runs[0]
         under = f" ({TITLES.get(first.protocol, first.protocol)})"
-        name = dataset_title(first.dataset) + under * (len(protocols) > 1)
+        name = dataset_title(first.dataset, first.label) + under * (len(protocols) > 1)
         values, scenarios, _ = comparable(measure_series(frame.runs, choice.value))
         rows += [(p.series, name, 0, 0, p.mean) for p in means(values, scenarios).itertuples()]
     measured = pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])

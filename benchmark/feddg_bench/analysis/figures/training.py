@@ -222,7 +222,9 @@ T = TypeVar("T")
 def title_of(run: Trained) -> str:
     """Return a title that names the experiment of a figure."""
     s = run.plan.settings
-    where = f"{dataset_title(s.dataset)}, {TITLES.get(s.protocol, s.protocol)}"
+    where = (
+        f"{dataset_title(s.dataset, run.plan.dataset.label)}, {TITLES.get(s.protocol, s.protocol)}"
+    )
     return f"{where}, scenario {s.scenario}, recipe {run.plan.recipe}"
 
 

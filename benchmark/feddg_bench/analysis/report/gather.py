@@ -34,6 +34,10 @@ def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[
     keys = {details.runs[place]["key"] for place in told}
     others = (table for table in varied(shown) if any(run.key not in keys for run in table.runs))
     measured = {view["metric"] for table in tables for view in table["views"] if view["splits"]}
+    named: dict[str, set[str | None]] = {}
+    for run in shown:
+        named.setdefault(run.dataset, set()).add(run.label)
+    labels = {dataset: len(of) == 1 for dataset, of in named.items()}  # whether all share it
     return {
         "version": __version__,
         "splits": list(REPORTED_SPLITS),
@@ -42,7 +46,10 @@ def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[
         | {"cost": "bytes and seconds"},
         "rules": [[rule, RULE_SENTENCES[rule]] for rule in RULES],
         "titles": {
-            "dataset": {run.dataset: dataset_title(run.dataset) for run in shown},
+            "dataset": {
+                run.dataset: dataset_title(run.dataset, run.label if labels[run.dataset] else None)
+                for run in shown
+            },
             "protocol": {run.protocol: TITLES.get(run.protocol, run.protocol) for run in shown},
             "method": {run.method: method_title(run.method) for run in shown},
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from feddg_bench.analysis.tables.caveats import few_images
 from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.grid import Line
@@ -168,11 +169,16 @@ def definitions(
     for rule in dict.fromkeys(column.rule for column in columns if column.split is not None):
         words = f"Selection rule {rule}: {RULE_SENTENCES[rule].format(metric=_key(runs))}"
         said.append(words + ", the earliest of equal ones" * (rule in CHOOSING))
-    for dataset in sorted({run.dataset for run in runs}):
-        mine = [run for run in runs if run.dataset == dataset]
+    named = {(run.dataset, dataset_title(run.dataset, run.label)) for run in runs}
+    for dataset, title in sorted(named):
+        mine = [
+            r for r in runs if (r.dataset, dataset_title(r.dataset, r.label)) == (dataset, title)
+        ]
         recipes = ", ".join(sorted({run.recipe for run in mine}))
         settings = ", ".join(_settings(mine, varied_keys(description), _MORE))
-        said.append(f"{dataset_title(dataset)}, recipe {recipes}: {settings}")
+        said.append(f"{title}, recipe {recipes}: {settings}")
+    if few := few_images(run.few for run in runs):
+        said.append(few)
     said += [*tuning(rows), *_privacy(rows)]
     if len(rows) > 1 and seeds:
         scenarios: dict[tuple[int, int], set[str]] = {}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.plugins import load_dataset
+from feddg_bench.records.record import FEW
 from feddg_bench.records.rules import one_class_splits
 from feddg_bench.records.runs import RecordedRun
 
@@ -31,6 +32,21 @@ def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str
     )
     yield from _some(
         runs, lambda run: f"loss not finite from round {run.lost}" if run.lost is not None else ""
+    )
+
+
+def few_images(counted: Iterable[Mapping[str, int]]) -> str:
+    """Return a sentence about splits with few images (`DataRecord.few`) of runs; or nothing."""
+    fewest: dict[str, int] = {}
+    for split, number in ((s, n) for few in counted for s, n in few.items()):
+        fewest[split] = min(number, fewest.get(split, number))
+    if not fewest:
+        return ""
+    named = ", ".join(f"{split} ({number})" for split, number in sorted(fewest.items()))
+    points = 100 / min(fewest.values())
+    return (
+        f"Fewer than {FEW} images in {named}: a single image changes the accuracy by up to "
+        f"{points:.1f} points"
     )
 
 

@@ -92,7 +92,7 @@ def frames(
     """
     found: list[Frame] = []
     for dataset, protocol, setup in _setups(runs):
-        name = file_name(dataset, protocol, setup.recipe) + "-tuned" * setup.tuned
+        name = _name(dataset, protocol, setup)
         together = _together(setup.runs, free)
         usual = usual_settings(setup.recipe, dataset) or together[0][0]
         varied = varying(shared for shared, _ in together)
@@ -216,7 +216,9 @@ def by_values(
     if len(protocols) == 1 and protocols[0]:
         where["protocol"] = protocols[0]
     by = setting_name(columns)
-    titles = [dataset_title(where["dataset"])] if "dataset" in where else []
+    labels = {run.label for run in fit}
+    own = labels.pop() if len(labels) == 1 else None
+    titles = [dataset_title(where["dataset"], own)] if "dataset" in where else []
     titles += [TITLES.get(where["protocol"], where["protocol"])] if "protocol" in where else []
     shown = methods or sorted({run.method for run in fit})
     return file_name(*where.values(), "by", by.replace(" ", "-")), Description(
@@ -253,7 +255,7 @@ def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Frame
     found = []
     for dataset, protocol, setup in _setups(runs):
         if recipe in (None, setup.recipe):
-            name = file_name(dataset, protocol, setup.recipe) + "-tuned" * setup.tuned
+            name = _name(dataset, protocol, setup)
             title = f"{_title(dataset, protocol, setup)}: what was varied"
             described = _describe(title, setup.runs, None)
             found.append(Frame(f"{name}-variants", name, described, setup.runs, setup.label))
@@ -262,17 +264,24 @@ def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Frame
 
 def _setups(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str, Setup]]:
     """Yield data set, protocol and setup."""
-    groups: dict[tuple[str, str], list[RecordedRun]] = {}
+    groups: dict[tuple[str, str, str], list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault((run.dataset, run.protocol), []).append(run)
-    for (dataset, protocol), members in sorted(groups.items()):
+        groups.setdefault((run.dataset, run.protocol, run.label or ""), []).append(run)
+    for (dataset, protocol, _), members in sorted(groups.items()):
         for setup in setups(members):
             yield dataset, protocol, setup
 
 
+def _name(dataset: str, protocol: str, setup: Setup) -> str:
+    """Return the stem of a frame's file names; its runs have one label."""
+    label = setup.runs[0].label
+    named = (dataset, label) if label else (dataset,)
+    return file_name(*named, protocol, setup.recipe) + "-tuned" * setup.tuned
+
+
 def _title(dataset: str, protocol: str, setup: Setup) -> str:
     said = TITLES.get(protocol, protocol)
-    return f"{dataset_title(dataset)}, {said}, recipe {setup.label}"
+    return f"{dataset_title(dataset, setup.runs[0].label)}, {said}, recipe {setup.label}"
 
 
 def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> Description:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feddg_bench.analysis.tables.captions import UNTESTED
-from feddg_bench.analysis.tables.caveats import classes
+from feddg_bench.analysis.tables.caveats import classes, few_images
 from feddg_bench.analysis.tables.columns import Column, Kind, MeasuredColumn
 from feddg_bench.analysis.tables.describe import RECIPES, ColumnSpec
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
@@ -161,7 +161,7 @@ def _sample(records: Sequence[RunRecord]) -> dict[tuple[Unit, int], float]:
 
 def _where(record: RunRecord) -> str:
     protocol = TITLES.get(record.protocol, record.protocol)
-    return f"{dataset_title(record.dataset)}, {protocol}"
+    return f"{dataset_title(record.dataset, record.data.label)}, {protocol}"
 
 
 def _measure(record: RunRecord) -> str:
@@ -265,6 +265,8 @@ def _caption(records: Sequence[RunRecord], sources: Sequence[str], *, keys: bool
         *_collapsed(records),
         *([] if conclusive(first.recipe) else [f"recipe {first.recipe} is {INCONCLUSIVE}"]),
     ]
+    if few := few_images(record.data.few for record in records):
+        parts.append(few)
     if keys:
         parts.append(f"run keys {' '.join(record.key for record in records)}")
     if sources:
