@@ -8,12 +8,12 @@ PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.
 .PHONY: demo pacs test nightly full check bench peers fix digests cards install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
-	$(BIN)/feddg-bench run --method pardon --protocol ltdo --tuned --results demo $(PORTABLE)
+	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo $(PORTABLE)
 	@$(if $(PORTABLE),,echo 'This CPU is no x86-64 with AVX2: numbers differ from those of the README in the last digits.')
 	@echo
 	@echo 'Next, in this shell:'
 	@echo '  source .venv/bin/activate'
-	@echo '  feddg-bench run --method fedavg,pardon --tuned     # compare two methods'
+	@echo '  feddg-bench run --method fedavg,pardon             # compare two methods'
 	@echo '  feddg-bench methods show pardon                    # what a method does and sends'
 	@echo '  feddg-bench methods new mine                       # begin a method of your own'
 

@@ -48,6 +48,7 @@ class Digits4(DomainDataset):
     source = "it comes with scikit-learn, as sklearn.datasets.load_digits"
     no_download = "it comes with scikit-learn and is here already"
     default_recipe = "quick"
+    synthetic = True
 
     def scan(self) -> Listing:
         """List the digits in scikit-learn's order."""

@@ -89,6 +89,7 @@ class RotatedMNIST(DomainDataset):
         for name, unzipped, digits in FILES
     )
     default_recipe = "ppdg"
+    synthetic = True
 
     @cached_property
     def files(self) -> dict[str, Path]:

@@ -192,18 +192,21 @@ def numbers(texts: list[str]) -> list[float]:
 def test_it_opens_with_the_numbers_of_the_tables(
     report: Report, results: Path, tmp_path: Path
 ) -> None:
-    assert report.tables()[:3] == [
+    titles = report.tables()
+    synthetic = [title.startswith("Digits4") for title in titles]
+    assert synthetic == sorted(synthetic)
+    assert sorted(titles)[:2] == [
         "Digits4, leave one domain out, recipe quick",
         "Digits4, leave two domains out, recipe quick",
-        "Folder, leave two domains out, recipe mine",
     ]
     assert report.heads(LTDO)[0] == "method"
-    last = ["mean", "id_test", "difference", "p_value", "excess"]
-    assert report.heads(LTDO)[-5:] == last
+    assert report.heads(LTDO)[1] == "mean"
+    assert report.heads(LTDO)[-3:] == ["id_test", "difference", "excess"]
+    last = ["mean", *report.heads(LTDO)[-3:]]
     feddg("tables", "generic", "--results", results, "--out", tmp_path, "--format", "csv")
     with (tmp_path / f"{LTDO}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["group"] == "test"]
-    heads = ("mean", "id_test mean", "difference", "p", "at equal id_test")
+    heads = ("mean", "id_test mean", "difference", "at equal id_test")
     for name, head in zip(last, heads, strict=True):
         shown = dict(
             zip(

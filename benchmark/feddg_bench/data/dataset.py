@@ -148,6 +148,8 @@ class DomainDataset(ABC):
     """Protocol of a run that names none."""
     default_recipe: ClassVar[str] = "quick"
     """Recipe of a run that names none."""
+    synthetic: ClassVar[bool] = False
+    """Whether its domains are computed; the report shows real images first."""
     background: str = "black"
     """Value of ``data.background`` for decoding image files (`decoded`)."""
     exif: bool = False

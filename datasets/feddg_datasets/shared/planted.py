@@ -73,6 +73,7 @@ class Planted(DomainDataset):
     source = "it is drawn here"
     no_download = "it is drawn here"
     default_recipe = "planted"
+    synthetic = True
     # In every world, ERM's rule is worst in this scenario; in the world of styles, the test domain
     # lies outside the hull of the training domains.
     default_scenario: ClassVar[Mapping[str, str]] = {"ltdo": "ot-h-f"}

@@ -19,6 +19,7 @@ from feddg_bench.analysis.figures.drawing import (
     entitle,
     new_figure,
     spread_ticks,
+    truncated,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Axis:
     ticks: tuple[float, ...] = ()  # positions of ticks; empty leaves them to matplotlib
     names: tuple[str, ...] = ()  # labels of the ticks; empty for their numbers
     left: float = 0  # where the axis begins, if there are no ticks
+    joined: bool = True  # whether lines join the points: two values show no course between them
+    logit: bool = False  # whether both axes have logit scales
 
 
 def draw_curves(
@@ -103,10 +106,10 @@ def _is_flat(curve: pd.DataFrame) -> bool:
 def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str, tail: int) -> Figure:
     figure = new_figure(5.6, 3.4)
     axes = figure.subplots()
-    styles = {
+    styles: dict[str, dict[str, Any]] = {
         label: {
             "color": COLOURS[number],
-            "linestyle": LINES[number],
+            "linestyle": LINES[number] if axis.joined else "",
             "marker": MARKERS[number],
             "markerfacecolor": "white" if number % 2 else COLOURS[number],
         }
@@ -117,10 +120,14 @@ def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str, ta
         _bar(axes, curve, tail, styles[label]["color"])
     _dress(axes, curves, axis)
     axes.set_xlabel(axis.label)
-    axes.set_ylabel(ylabel)
+    axes.set_ylabel(_ylabel(ylabel, axes, axis))
     _name_ends(axes, curves, styles)
     entitle(figure, title, said + (f"; bars: {_tail(tail)}" if tail else ""))
     return figure
+
+
+def _ylabel(label: str, axes: Axes, axis: Axis) -> str:
+    return f"{label}, logit scale" if axis.logit else truncated(label, axes.get_ylim()[0])
 
 
 def _name_ends(axes: Axes, curves: Curves, styles: dict[str, dict[str, Any]]) -> None:
@@ -175,6 +182,8 @@ def _apart(
     own, reference, pale = styles.values()
     for style, marker in zip((own, reference, pale), "Ds." if ends else "", strict=False):
         style |= {"marker": marker, "markersize": 4, "markevery": [-1]}
+    for style, marker in zip((own, reference, pale), "os." * (not axis.joined), strict=False):
+        style |= {"marker": marker, "markersize": 3, "linestyle": ""}
     if tail:
         styles[_tail(tail)] = {"color": COLOURS[2], "linewidth": 3, "alpha": 0.6}
     for number, axes in enumerate(grid.flat):
@@ -198,7 +207,7 @@ def _apart(
         axes.set_title(textwrap.fill(said_of, 24), loc="left", pad=3)  # the panel's width
         if number + COLUMNS >= len(order):  # the lowest of its column
             axes.set_xlabel(textwrap.fill(axis.label, 26), fontsize=7)
-    figure.supylabel(ylabel, fontsize=8)
+    figure.supylabel(_ylabel(ylabel, grid.flat[0], axis), fontsize=8)
     if REFERENCE not in curves:
         del styles[dashed]
     handles = [Line2D([], [], **style) for style in styles.values()]

@@ -197,6 +197,11 @@ def entitle(
         legend.get_title().set_multialignment("center")
 
 
+def truncated(label: str, start: float) -> str:
+    """Return an axis label that says so if the axis of a number from 0 up starts above 0."""
+    return f"{label}, truncated axis" if start > 0 else label
+
+
 def bare(axes: Axes) -> None:
     """Remove ticks and frame from a pair of axes."""
     axes.set_xticks([])

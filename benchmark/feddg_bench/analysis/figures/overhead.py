@@ -80,7 +80,7 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
         part.grid(axis="x")
     said = f"{'; '.join(sorted(places))}; medians over rounds and runs; whiskers: quartiles of runs"
     if alike:
-        said += "; by name, since methods differ less than the runs of one"
+        said += "; sorted by name: differences between methods are smaller than between runs"
     entitle(figure, f"{frame.title}: where the time goes", said, handles, phases)
     if len(places) > 1:
         notes.append(f"the runs were measured in {len(places)} ways, which cannot be compared")

@@ -23,6 +23,7 @@ from feddg_bench.analysis.figures.drawing import (
     Sheet,
     entitle,
     new_figure,
+    truncated,
 )
 from feddg_bench.analysis.figures.series import (
     SPLIT_NAMES,
@@ -286,7 +287,7 @@ def _draw(
         ]
     left.set_xticks(range(len(values)), labels=[rule.replace("_", "\n", 1) for rule in values])
     left.set_xlim(-0.5, len(values) - 0.5)
-    left.set_ylabel(frame.metric_label(choice.split))
+    left.set_ylabel(truncated(frame.metric_label(choice.split), left.get_ylim()[0]))
     right.set_xlabel("seeds of each method")
     right.set_ylabel("smallest difference shown")
     right.set_ylim(0)

@@ -10,7 +10,14 @@ import numpy as np
 import pandas as pd
 
 from feddg_bench.analysis.figures.curves import FLAT, REFERENCE, Axis, draw_curves
-from feddg_bench.analysis.figures.drawing import MARKERS, Picture, Sheet, entitle, new_figure
+from feddg_bench.analysis.figures.drawing import (
+    MARKERS,
+    Picture,
+    Sheet,
+    entitle,
+    new_figure,
+    truncated,
+)
 from feddg_bench.analysis.figures.series import (
     BAND,
     SPLIT_NAMES,
@@ -187,7 +194,8 @@ def _swept(
     values = pd.concat([kept, values[same]])
     points = means(values, scenarios)
     names = tuple(f"{place[varied]:g}" for place in shown)
-    axis = Axis(label, f"at {sweep.letters[varied]} = {names[-1]}", tuple(at.values()), names)
+    end, joined = f"at {sweep.letters[varied]} = {names[-1]}", len(names) > 2
+    axis = Axis(label, end, tuple(at.values()), names, joined=joined)
     several = over(scenarios, frame.scenario_labels(), points[points.x != FLAT])
     said = f"{several}; rule {choice.rule}{BAND if points['std'].any() else ''}"
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
@@ -242,7 +250,7 @@ def leaderboard(frame: Frame, choice: Selection) -> Picture | None:
     axes.set_yticks(points.index, labels=points.series)
     axes.set_ylim(len(points) - 0.4, -0.6)
     axes.grid(axis="both")
-    axes.set_xlabel(frame.metric_label(choice.split))
+    axes.set_xlabel(truncated(frame.metric_label(choice.split), axes.get_xlim()[0]))
     said = f"{over(scenarios, labels, points)}; rule {choice.rule}"
     said += "; open marks: single scenarios" if several else ""
     said += "; whiskers: one standard deviation over seeds" if points["std"].any() else ""
@@ -311,7 +319,8 @@ def generalisation(frame: Frame, choice: Selection) -> Picture | None:
         name: _drawn(_against_known(part, scenarios), percent)
         for name, part in over_their_seeds(both, points, REFERENCE).items()
     }
-    axis = Axis(frame.metric_label(KNOWN), "after the last round", ticks, names)
+    label = frame.metric_label(KNOWN) + ", logit scale" * percent
+    axis = Axis(label, "after the last round", ticks, names, logit=percent)
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]} against {SPLIT_NAMES[KNOWN]}"
     said = over(scenarios, frame.scenario_labels(), points)
     said += "; curves run through the evaluated rounds; above FedAvg's: better at equal id_test"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from feddg_bench import __version__
@@ -10,10 +11,10 @@ from feddg_bench.analysis.report.run_details import REPORTED_SPLITS, Details
 from feddg_bench.analysis.report.views import table_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
 from feddg_bench.analysis.tables.describe import RunFilter, fitting
-from feddg_bench.analysis.tables.generic import leaderboards, varied
-from feddg_bench.common.errors import DataError
+from feddg_bench.analysis.tables.generic import Frame, leaderboards, trained, varied
+from feddg_bench.common.errors import DataError, FeddgError
 from feddg_bench.data.protocols import TITLES
-from feddg_bench.plugins import dataset_title, method_title
+from feddg_bench.plugins import dataset_title, load_dataset, method_title
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import RecordedRun
@@ -29,7 +30,7 @@ def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[
     if not shown:
         raise DataError(_nothing(runs, where or {}))
     details = Details()
-    tables = [table_view(table, details) for table in leaderboards(shown)]
+    tables = [table_view(table, details) for table in in_order(leaderboards(shown))]
     told = {run for table in tables for row in table["rows"] for run in row["runs"]}
     keys = {details.runs[place]["key"] for place in told}
     others = (table for table in varied(shown) if any(run.key not in keys for run in table.runs))
@@ -40,6 +41,7 @@ def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[
     labels = {dataset: len(of) == 1 for dataset, of in named.items()}  # whether all share it
     return {
         "version": __version__,
+        "order": ORDER,
         "splits": list(REPORTED_SPLITS),
         "measured": [metric for metric in (*METRICS, "cost") if metric in measured],
         "names": {name: metric.title for name, metric in METRICS.items()}
@@ -58,6 +60,34 @@ def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[
         "runs": details.runs,
         "setups": details.setups,
     }
+
+
+ORDER = (
+    "Tables come in this order: real images before synthetic ones; then the recipe whose runs have "
+    "the highest mean on id_test; then the most runs."
+)
+
+
+def in_order(tables: Sequence[Frame]) -> list[Frame]:
+    """Return leaderboards in the order that `ORDER` declares; data sets that are gone are real."""
+    by_recipe: dict[tuple[str, str], list[RecordedRun]] = {}
+    for table in tables:
+        by_recipe.setdefault((table.runs[0].dataset, table.recipe), []).extend(table.runs)
+    far = {key: trained(runs) for key, runs in by_recipe.items()}
+
+    def place(table: Frame) -> tuple[bool, float, int]:
+        dataset = table.runs[0].dataset
+        return _synthetic(dataset), -far[dataset, table.recipe], -len(table.runs)
+
+    return sorted(tables, key=place)
+
+
+@cache
+def _synthetic(dataset: str) -> bool:
+    try:
+        return load_dataset(dataset).synthetic
+    except FeddgError:
+        return False
 
 
 def _nothing(runs: Sequence[RecordedRun], where: Mapping[str, Any]) -> str:

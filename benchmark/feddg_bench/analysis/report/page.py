@@ -27,6 +27,28 @@ class Figure:
     name: str  # stem of its file
     uri: str  # `data:` URI
     text: str  # alternative text
+    title: str  # visible title
+
+
+KINDS = {
+    "clients": "Clients in a round",
+    "convergence": "Training, round by round",
+    "generalisation": "Held-out domains against training domains",
+    "gradcam": "Where models look",
+    "lambda": "Heterogeneity of the clients",
+    "landscape": "Losses of two clients",
+    "leaderboard": "Methods, best first",
+    "noise": "Scatter of seeds",
+    "overhead": "Seconds of a round",
+    "partition": "Images of each client",
+    "profiles": "Performance profiles",
+    "ranks": "Average ranks over data sets",
+    "strength": "Strength of the invariant cue",
+    "styles": "Restyled images",
+    "tsne": "Features of held-out images",
+    "utility": "Attacks and utility",
+}
+"""First word of a figure's name -> what it shows, before its own title."""
 
 
 def figures(folder: Path) -> list[Figure]:
@@ -48,8 +70,22 @@ def figures(folder: Path) -> list[Figure]:
             raise DataError(f"cannot read figure {path}: {error.strerror}") from error
         encoded = base64.b64encode(content).decode()
         uri = f"data:{MIME[path.suffix.lower()]};base64,{encoded}"
-        shown.append(Figure(stem, uri, _description(content) or stem))
+        text = _description(content)
+        shown.append(Figure(stem, uri, text or stem, _caption(stem, text)))
     return shown
+
+
+def _caption(stem: str, text: str) -> str:
+    """Return a figure's visible title: what it shows and its own title, which its text begins with.
+
+    >>> _caption("lambda-pacs-ltdo-laptop", "PACS, recipe laptop: test domain. Mean of 2 scenarios")
+    'Heterogeneity of the clients. PACS, recipe laptop: test domain.'
+    >>> _caption("my-figure", "")
+    'My figure.'
+    """
+    kind = KINDS.get(stem.partition("-")[0], "")
+    title = text.partition(". ")[0] or ("" if kind else stem.replace("-", " ").replace("_", " "))
+    return " ".join(f"{part[0].upper()}{part[1:]}." for part in (kind, title) if part)
 
 
 def _description(content: bytes) -> str:

@@ -168,7 +168,7 @@ def _groups(table: Frame, *, own: bool) -> Iterator[GroupSpec]:
 
 
 def _splits(grid: Grid, rows: Sequence[str], against: str | None) -> list[dict[str, Any]]:
-    """Return the columns and cells of each split that has any number.
+    """Return the columns and cells of each split that has any number, the mean first.
 
     Summaries without a number, such as a p-value of one scenario, are left out.
     """
@@ -189,15 +189,21 @@ def _splits(grid: Grid, rows: Sequence[str], against: str | None) -> list[dict[s
             if column.kind == "measured" or told(n)
         ]
         if any(map(told, places)):
+            main = grid.columns[places[0]].sources[0].metric
+            places.sort(key=lambda n: not _leads(grid.columns[n], main))
             cells = [
                 [_cell(grid, [at[row].entries[n] if row in at else None for at in lines.values()])
                  for n in places]
                 for row in rows
             ]  # fmt: skip
-            main = grid.columns[places[0]].sources[0].metric
             columns = [_column(grid.columns[n], main, against) for n in places]
             splits.append({"split": name, "columns": columns, "cells": cells})
     return splits
+
+
+def _leads(column: Column, main: str) -> bool:
+    """Return whether a column orders the rows, and is thus the first one of a narrow window."""
+    return column.kind in ("iqm", "mean") and column.sources[0].metric == main
 
 
 def _column(column: Column, main: str, against: str | None) -> dict[str, Any]:

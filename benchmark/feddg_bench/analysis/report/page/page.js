@@ -83,6 +83,7 @@
     const {method, dataset} = data.titles;
     document.getElementById("summary").textContent = `${count(runs.length, "run")} of ` +
       `${count(Object.keys(method).length, "method")} on ${unique(Object.values(dataset)).join(", ")}`;
+    document.getElementById("order").textContent = data.tables.length > 1 ? data.order : "";
   }
 
   const SPLITS = {
