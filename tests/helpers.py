@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -72,6 +74,20 @@ class Pixels(nn.Module):
 
     def forward(self, images):
         return images.flatten(1)
+
+
+def run_cell(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> dict[str, Any]:
+    """Execute text as a cell of a notebook, in a module without a file, and return its variables.
+
+    IPython keeps the text in `linecache`, where `inspect` finds it.
+    """
+    module = sys.modules.get(name) or ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    file = f"<cell {hash(text)}>"
+    lines = text.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, file, (len(text), None, lines, file))
+    exec(compile(text, file, "exec", dont_inherit=True), vars(module))  # noqa: S102
+    return vars(module)
 
 
 @contextmanager

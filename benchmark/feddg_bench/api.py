@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
     from feddg_bench.analysis.tables.make import MadeTable
+    from feddg_bench.core.method import Method
     from feddg_bench.records.record import RunRecord
     from feddg_bench.runs.observer import Observer
 
 
 def run(
-    method: Words = Request.method,
+    method: Words | type[Method] | Sequence[str | type[Method]] = Request.method,
     *,
     protocol: Words | None = None,
     dataset: str = Request.dataset,
@@ -58,7 +59,8 @@ def run(
     """Execute the runs that are not recorded yet, and return the records of all runs.
 
     Args:
-        method: One or several methods, or ``all``.
+        method: One or several methods, or ``all``. Each is a name or a subclass of
+            `feddg_bench.Method`, whose runs are named after the class and a digest of its source.
         protocol: One or several of ``ltdo``, ``lodo`` and ``wilds``; ``None`` for the data set's
             default, ``ltdo``, or ``lodo`` for ``folder``.
         dataset: Name of a data set.
@@ -105,8 +107,9 @@ def run(
     where = validate(Resources, {"workers": 1, **more, **fixed})
     chosen = _layers(config, flags, {} if settings is None else settings)
     counted = one_of_seeds(of_seeds)
+    runs = _names(method, processes=where.workers != 1 or where.engine != "processes")
     request = Request(
-        *(method, protocol, dataset, scenario, recipe, counted, chosen, where),
+        *(runs, protocol, dataset, scenario, recipe, counted, chosen, where),
         readings,
         tuned,
     )
@@ -138,6 +141,24 @@ def run(
         tracker = stack.enter_context(Tracker(where, say))
         looking = (*shown, tracker, Loggers(where, say, own), *looking_on)
         return list(execute_all(plans, where, *looking, keep=kept, again=again))
+
+
+def _names(method: Any, *, processes: bool) -> Any:
+    """Return methods with names in the place of classes; `Request` refuses what is neither."""
+    several = isinstance(method, list | tuple)
+    if not any(inspect.isclass(one) for one in (method if several else [method])):
+        return method
+    from feddg_bench.core.method import Method
+    from feddg_bench.runs.code import give
+
+    named = []
+    for one in method if several else [method]:
+        if inspect.isclass(one):
+            if not issubclass(one, Method) or one is Method:
+                raise SettingsError(f"method: {one!r} is no subclass of feddg_bench.Method")
+            one = give(one, processes=processes)
+        named.append(one)
+    return named
 
 
 def _no_argument(name: str, value: Any) -> str:

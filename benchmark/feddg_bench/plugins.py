@@ -89,6 +89,21 @@ def _ours(kind: str) -> Iterator[tuple[str, str]]:
             yield name, f"{package}.{info.name}"
 
 
+_GIVEN: dict[str, type[Method]] = {}
+"""Classes that this process was given as objects (`give_method`), by name."""
+
+
+def give_method(name: str, method: type[Method]) -> None:
+    """Make a class known in this process, by a name with an ``@``, which no plugin has."""
+    check_declared(method)
+    _GIVEN[name] = method
+
+
+def given_method(name: str) -> type[Method] | None:
+    """Return the class of a name that `give_method` made known, ``None`` for plugins."""
+    return _GIVEN.get(name)
+
+
 def names(kind: str) -> tuple[str, ...]:
     """Return the known names of a kind, a key of `GROUPS`, without importing any plugin."""
     return tuple(sorted(_found(kind)))
@@ -96,7 +111,13 @@ def names(kind: str) -> tuple[str, ...]:
 
 def check_name(kind: str, name: str) -> None:
     """Raise `SettingsError` with the nearest known name if ``name`` is unknown."""
-    if name not in names(kind):
+    if kind == "method" and "@" in name:
+        if name not in _GIVEN:
+            raise SettingsError(
+                f"the method {name} is a class of a script or a notebook: give the class to fb.run "
+                f"in this process first, or make a package of it with `feddg-bench methods new`"
+            )
+    elif name not in names(kind):
         raise SettingsError(unknown(kind, name, names(kind)))
 
 
@@ -124,9 +145,12 @@ def read_plugins(kind: str, text: str | Iterable[str], load: Callable[[str], obj
     Raises:
         SettingsError: If a name is unknown; the message suggests the nearest known one.
     """
-    chosen = read_names(kind, text, names(kind), every=True)
     if "all" not in listed(text):
-        return chosen
+        for name in listed(text) if kind == "method" else ():
+            if "@" in name:
+                check_name(kind, name)
+        return read_names(kind, text, (*names(kind), *(_GIVEN if kind == "method" else ())))
+    chosen = read_names(kind, text, names(kind), every=True)
     usable = []
     for name in chosen:
         try:
@@ -152,6 +176,8 @@ def load_method(name: str) -> type[Method]:
     """
     from feddg_bench.core.method import Method
 
+    if name in _GIVEN:
+        return _GIVEN[name]
     loaded: type[Method] = load_plugin("method", name, Method)
     check_declared(loaded)
     return loaded
@@ -376,6 +402,8 @@ def outline(name: str) -> Outline:
     Its module takes seconds to import. This is done only if no outline of the current source is
     stored in the user's cache folder or in `OUTLINES`.
     """
+    if name in _GIVEN:
+        return outline_of(_GIVEN[name])
     where = _where("method", name)
     source = _source(where)
     with suppress(OSError, ValueError, LookupError, TypeError):  # missing or unreadable
@@ -394,6 +422,8 @@ def check_outline(name: str, method: type[Method]) -> None:
     Raises:
         PluginError: If the class now declares other values, because another package changed.
     """
+    if name in _GIVEN:
+        return
     now = outline_of(method)
     written = write_outline(now)
     if written is not None and written != write_outline(outline(name)):

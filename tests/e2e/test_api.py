@@ -22,7 +22,7 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
 from feddg_bench.runs.kept import digest, read_model
-from tests.helpers import refused
+from tests.helpers import one_sentence, refused, run_cell
 
 SETTINGS = {
     "clients": 4,
@@ -479,3 +479,101 @@ def test_a_method_whose_code_changed_needs_a_version(
     assert made("theirs", again=True)[0].key == record.key
     write("images * 0.25", version=2)
     assert made("theirs")[0].key != record.key
+
+
+# ------------------------------------------------------------------------ methods as objects
+
+CELL = """
+import feddg_bench as fb
+
+LIMIT = 0.01
+
+
+def limited(change):
+    return change.clamp(-LIMIT, LIMIT)
+
+
+class Clip(fb.Method):
+    \"\"\"FedAvg with small steps.\"\"\"
+
+    def aggregate(self, server, updates):
+        new = super().aggregate(server, updates)
+        for name in self.trainable:
+            new[name] = server.weights[name] + limited(new[name] - server.weights[name])
+        return new
+"""
+
+
+def test_a_class_of_a_notebook_runs_beside_names(
+    made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = run_cell(monkeypatch, "a_notebook", CELL)
+    own, fedavg = made([here["Clip"], "FedAvg"], keep=["last"])
+    assert re.fullmatch("Clip@[0-9a-f]{8}", own.method)
+    assert own.code[:8] == own.method[-8:]
+    assert fedavg.method == "fedavg"
+    run_cell(monkeypatch, "a_notebook", CELL.replace("small", "# tiny").replace("\n\n\n", "\n"))
+    assert made(here["Clip"])[0].time == own.time  # layout and docstrings are no edits
+    cells = [CELL, CELL.replace("0.01", "0.02"), CELL.replace("(-LIMIT", "(-2 * LIMIT")]
+    cells.append(CELL.replace("return new", "return dict(new)"))
+    run_cell(monkeypatch, "a_notebook", "other = 3")
+    keys = []
+    for cell in cells:
+        run_cell(monkeypatch, "a_notebook", cell)
+        keys.append(made(here["Clip"])[0].key)
+    assert keys[0] == own.key
+    assert len({*keys}) == 4
+    assert fb.load_model(own.key, tmp_path / "r").classes == tuple("0123456789")
+    shown = fb.table(results=tmp_path / "r").to_markdown()
+    assert own.method in shown
+    assert "FedAvg" in shown
+
+
+def test_records_of_a_class_without_the_class(
+    made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, feddg: Any
+) -> None:
+    """Another process has the records, but cannot compute with the class."""
+    here = run_cell(monkeypatch, "a_notebook", CELL)
+    with pytest.raises(KeyboardInterrupt):
+        made(here["Clip"], observers=[Stop()])
+    (checkpoint,) = ResultsStore(tmp_path / "r").checkpoints.glob("*.safetensors")
+    monkeypatch.setattr("feddg_bench.plugins._GIVEN", {})
+    words = "is a class of a script or a notebook: give the class to fb.run"
+    one_sentence(feddg("resume", checkpoint.stem, "--results", tmp_path / "r"), words)
+    (record,) = made(here["Clip"], keep=["last"])
+    assert record.key == checkpoint.stem
+    assert not checkpoint.exists()
+    monkeypatch.setattr("feddg_bench.plugins._GIVEN", {})
+    with refused(SettingsError, words):
+        fb.load_model(record.key, tmp_path / "r")
+    one_sentence(feddg("run", "--method", record.method), words)
+    for command in ("tables", "report", "runs", "figures convergence"):
+        done = feddg(*command.split(), "--results", tmp_path / "r")
+        assert done.code == 0, done.err
+    assert record.method in feddg("runs", "--results", tmp_path / "r").out
+    assert feddg("results", "check", "--results", tmp_path / "r").code == 0
+
+
+def test_a_class_that_cannot_be_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = run_cell(monkeypatch, "a_notebook", CELL + "class MOON(Clip): pass")
+    gone: dict[str, Any] = {"__name__": "a_notebook", "fb": fb}
+    exec("class Gone(fb.Method):\n    def build(self): pass\n", gone)  # noqa: S102
+    for given, more, *words in (
+        (here["Clip"], {"workers": 2}, "cannot import the class Clip", "workers=1", "methods new"),
+        (here["Clip"], {"workers": 0}, "cannot import the class Clip from a_notebook"),
+        (here["MOON"], {}, "has the name of the method moon", "another name"),
+        (gone["Gone"], {}, "source of the class Gone cannot be read", "methods new"),
+        (int, {}, "<class 'int'> is no subclass of feddg_bench.Method"),
+        ([here["Clip"], 3], {}, "method", "expected a name"),
+    ):
+        with refused(SettingsError, *words):
+            fb.run(given, results=tmp_path / "r", **more)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_class_of_a_plugin_is_the_plugin(made: Any) -> None:
+    from feddg_methods.fedavg import FedAvg
+
+    assert made(FedAvg)[0].key == made()[0].key

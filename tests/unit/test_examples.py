@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import run_cell
+
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "benchmark", ROOT / "methods", ROOT / "datasets")
 MODULES = sorted(
@@ -67,7 +69,6 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, cache, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
     for block in blocks:
-        code = compile(block, page.name, "exec", dont_inherit=True)
-        exec(code, {"__name__": "a_page"})  # noqa: S102
+        run_cell(monkeypatch, "a_page", block)
     if page.name != "CONTRIBUTING.md":
         assert capsys.readouterr().out

@@ -28,7 +28,7 @@ from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.models.backbones import check_image_size
-from feddg_bench.plugins import check_outline, load_method
+from feddg_bench.plugins import check_outline, given_method, load_method
 from feddg_bench.protection.guarantee import guarantee, open_protection
 from feddg_bench.records.record import DataRecord, PartitionRecord, RunRecord, ScenarioRecord
 from feddg_bench.runs.request import Plan
@@ -133,7 +133,8 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
     device = "cpu" if resources.engine == "ray" else find_devices(resources.device)[0]
     if device == "cpu" and settings.train.precision == "bf16-mixed" and resources.engine != "ray":
         warn_of_slow_bf16(frozenset(cpu_flags()))
-    spec = WorkerSpec(settings, federation, device, resources.threads)
+    plugin = given_method(settings.method)
+    spec = WorkerSpec(settings, federation, device, resources.threads, plugin=plugin)
     executor.start(spec, method)
     home = device if executor.workers == 1 else "cpu"  # other processes send to the CPU
     server = open_server(settings, federation, method, executor, home)
