@@ -33,6 +33,8 @@ settings.load_profile("daily")
 # Processes share two cores; threads of one matrix product would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+os.environ["FEDDG_QUICK_START"] = "1"  # as the command does
+
 # FEDDG_TEST_DATA is the only setting that tests take from the user's environment.
 for own in ("FEDDG_DATA", "FEDDG_CONFIG"):
     os.environ.pop(own, None)

@@ -37,6 +37,7 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.common.files import kept_here
+from feddg_bench.common.startup import SWITCH
 from feddg_bench.config.layers import dotted_keys
 from feddg_bench.config.names import meant
 from feddg_bench.extensions import extensions
@@ -103,6 +104,7 @@ TWICE = 0.3
 
 def main() -> None:
     """Run the command; a user's error becomes one sentence and exit status 2."""
+    os.environ[SWITCH] = "1"
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     # Child processes of a notebook inherit its backend, which may not be installed here. Figures
