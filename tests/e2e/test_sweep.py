@@ -64,8 +64,9 @@ def test_runs_all_once_and_keeps_failures(feddg: Run, tmp_path: Path) -> None:
     clients = {"partition.clients": {"values": [3, 5000, 4]}}
     file = write(tmp_path / "s.yaml", clients, metric={"name": "val/loss", "goal": "minimize"})
     listed = feddg("sweep", file, "--dry-run")
-    assert listed.code == 0, listed.err
-    assert "3 runs: 3 pending" in listed.out
+    assert listed.code == 2
+    assert "would fail: partition.clients is 5000" in listed.err
+    assert "1 run: 1 pending" in feddg("sweep", file, "partition.clients=3", "--dry-run").out
     assert not (tmp_path / "runs").exists()
 
     done = feddg("sweep", file, "--workers", "1")
