@@ -45,7 +45,8 @@ class AttackCommand(Attacking, Experiment):
 
     The run is made for the attack. Every client takes part in its 2 rounds. Half of the images of
     the training domains are withheld from clients: they are public images and non-members. Records
-    go to RESULTS/attacks; recorded attacks are not repeated.
+    go to RESULTS/attacks; recorded attacks are not repeated. Our kinds are membership, property,
+    gradient-inversion and style-inversion; packages can add others.
     """
 
     kind: Annotated[

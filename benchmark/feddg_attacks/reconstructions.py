@@ -32,7 +32,7 @@ HEADS: Mapping[str, str] = {
 }
 SCORES = (
     "FID grows when pictures are few; what the papers print as Inception Scores of drawn pictures "
-    "is below 1, which the exponential of a divergence cannot be (results/published/README.md)."
+    "is below 1, which the exponential of a divergence cannot be."
 )
 
 

@@ -58,8 +58,8 @@ def utility(
             yield _draw(frame, curves, choice)
     if not drawn:
         yield (
-            "utility: no method is recorded under two noises, with attacks under the same; see "
-            "docs/privacy.md, Attacks"
+            "utility: no method is recorded under two noises, with attacks under the same: `run` "
+            f"and `attack` one with two values of {' or '.join(NOISE)}"
         )
 
 

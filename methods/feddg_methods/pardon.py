@@ -482,7 +482,7 @@ DEVIATIONS = (
     "on id_val, and from 34 to 63 on the test domain. `quick` has none: on Digits4 (two scenarios, "
     "three seeds) PARDON's test mean moved with it from 61 to 62 at the rate 0.001, from 77 to 70 "
     "at 0.002 and from 83 to 73 at 0.004; FedAvg's from 60 to 61, from 72 to 67 and from 81 to 69. "
-    "Smaller gammas in its place helped nowhere (results/projection).",
+    "Smaller gammas in its place helped nowhere.",
     "The code reads cached styles of another seed or partition if their file is there. We compute"
     " them in each run.",
     "The code runs the backbone five times for anchors, positives and negatives. We run it once "
