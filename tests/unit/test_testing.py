@@ -190,7 +190,6 @@ _CROSS_ENTROPY = F.cross_entropy
 
 LEFT = {
     "folder": (lambda _m, _c: os.chdir(os.sep), "the working folder"),
-    "variable": (lambda _m, _c: os.environ.update(FEDDG_LEFT="1"), "environment variables"),
     "threads": (lambda _m, _c: torch.set_num_threads(2), "the number of threads"),
     "type": (lambda _m, _c: torch.set_default_dtype(torch.float64), "PyTorch's default type"),
     "gradients": (lambda _m, _c: torch.set_grad_enabled(False), "whether PyTorch computes"),
@@ -221,7 +220,7 @@ LEFT = {
     ),
     "rate": (lambda _m, c: vars(c.train).update(lr=0.1), "the settings of training"),
     "labels": (lambda _m, c: c.data.bank.labels.add_(0).fill_(0), "the labels"),
-    "constant": (lambda m, _c: m.constant.mul_(2), "constant, which is never loaded"),
+    "constant": (lambda m, _c: m.constant.mul_(2), "constant, which no task loads anew"),
 }
 """Side effects of a client, and their names in the contract's messages."""
 
@@ -251,7 +250,6 @@ BROKEN = [
 def process(monkeypatch):
     """Put back what clients leave behind in this process."""
     monkeypatch.chdir(".")
-    monkeypatch.setenv("FEDDG_LEFT", "0")
     monkeypatch.setattr(F, "cross_entropy", F.cross_entropy)
     yield
     torch.set_num_threads(1)

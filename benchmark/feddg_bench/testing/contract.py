@@ -258,7 +258,7 @@ def tasks_are_independent(subject: Subject) -> None:
 
 @_checked
 def no_side_effects(subject: Subject) -> None:
-    """Clients undo their changes to folder, variables, threads, layers, classes and images."""
+    """Clients undo their changes to folder, threads, layers, classes and images."""
     behind = subject.some.behind
     _require(not behind, f"clients change and do not put back: {', '.join(behind)}")
 

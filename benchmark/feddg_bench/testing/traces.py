@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Sized
 from pathlib import Path
@@ -24,7 +23,6 @@ def traces(worker: Worker) -> dict[str, Any]:
     method, settings = worker.method, worker.settings
     found: dict[str, Any] = {
         "the working folder": Path.cwd(),
-        "environment variables": dict(os.environ),
         "the number of threads": torch.get_num_threads(),
         "PyTorch's default type": torch.get_default_dtype(),
         "whether PyTorch computes gradients": torch.is_grad_enabled(),
@@ -47,10 +45,9 @@ def traces(worker: Worker) -> dict[str, Any]:
         found[f"whether {name} takes gradients"] = tensor.requires_grad
         hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
         found[f"hooks of {name}"] = [[*(each or ())] for each in hooks]
-    state = {*method.state.federated, *method.state.private}
-    for name, tensor in (*method.named_parameters(), *method.named_buffers()):
-        if name not in state:  # other tensors are loaded anew for each task
-            found[f"{name}, which is never loaded"] = _content(tensor)
+    for name, tensor in {**method.state.tensors, **dict(method.named_buffers())}.items():
+        if name not in {*method.state.federated, *method.state.private}:
+            found[f"{name}, which no task loads anew"] = _content(tensor)
     return found
 
 
