@@ -18,7 +18,7 @@ showpage
 %%EOF
 """
 RUN = (
-    *("--dataset", "folder", "--scenario", "ab-c-d", "--workers", 1),
+    *("--dataset", "folder", "--protocol", "ltdo", "--scenario", "ab-c-d", "--workers", 1),
     *("--clients", 4, "--per-round", 2, "--rounds", 1),
 )
 SMALL = ("data.image_size=8", "backbone.name=small_cnn", "backbone.pretrained=false")
