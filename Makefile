@@ -5,7 +5,7 @@ BIN := .venv/bin
 # On x86-64 CPUs with AVX2: compute the same bits on all of them.
 PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
 
-.PHONY: demo pacs test nightly full check bench peers fix digests cards install clean
+.PHONY: demo pacs test nightly smoke full check bench peers fix digests cards install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo $(PORTABLE)
@@ -35,6 +35,16 @@ test: .venv/developed  ## the tests that take a moment each
 
 nightly: .venv/developed  ## processes, kills, browser, emulated devices, W&B, attacks; properties with six times the examples
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 -m "nightly or hypothesis" --hypothesis-profile nightly
+
+# The wheel on a newer Python, as a user installs it.
+NEWER ?= python3.13
+smoke:  ## a newer Python: install the wheel, two rounds of PARDON, the contract of three methods
+	@$(NEWER) -c '' 2>/dev/null || { echo "make smoke needs $(NEWER); another one: make smoke NEWER=python3.12" >&2; exit 2; }
+	rm -rf .smoke
+	$(NEWER) -m venv .smoke
+	.smoke/bin/python -m pip install --quiet --constraint constraints.txt .
+	cd .smoke && bin/feddg-bench run --method pardon --protocol ltdo --scenario ip-o-c --rounds 2
+	cd .smoke && for name in fedavg scaffold pardon; do bin/feddg-bench methods check $$name || exit; done
 
 full: .venv/developed  ## every attack on complete grids; `make nightly` tries a sample
 	$(BIN)/python -m tests.attacks --full
@@ -82,4 +92,4 @@ install: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .smoke build dist
