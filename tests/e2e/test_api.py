@@ -577,3 +577,17 @@ def test_a_class_of_a_plugin_is_the_plugin(made: Any) -> None:
     from feddg_methods.fedavg import FedAvg
 
     assert made(FedAvg)[0].key == made()[0].key
+
+
+@pytest.mark.nightly
+def test_workers_import_a_class_of_a_module(
+    made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "my_clip.py").write_text(CELL)
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_clip
+
+    (alone,) = made(my_clip.Clip)
+    (together,) = made(my_clip.Clip, workers=2, again=True)
+    assert together.key == alone.key
+    assert together.evaluation() == alone.evaluation()
