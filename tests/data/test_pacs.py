@@ -118,7 +118,7 @@ def test_missing_data_say_where_to_look_and_get_them(monkeypatch):
         "feddg-bench data download pacs",
         "--data-root",
         "FEDDG_DATA",
-        "settings file",
+        "data path pacs DIR`, which stores the path",
     ):
         assert part in message
     assert "\n" not in message
