@@ -274,6 +274,27 @@ def test_settings_tell_series_of_one_method_apart(add: Add, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("drawing")
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("values", [(0.0, 1.0), (0.0, 0.5, 1.0)])
+def test_two_values_of_lambda_are_not_joined_by_a_line(
+    add: Add, tmp_path: Path, values: tuple[float, ...], many: bool
+) -> None:
+    for method in ("fedavg", "moon", "fpl", "ccst", "pardon", "fedprox", "fedsr")[
+        : 7 if many else 2
+    ]:
+        for value in values:
+            add(method, test=(0.5 + value / 10,), partition={"heterogeneity": value})
+    (picture,) = swept(read_runs(tmp_path), "lambda", EVERYTHING)
+    axes = picture.figure.axes[0]
+    curves = [line for line in axes.get_lines() if len(line.get_xdata()) == len(values)]
+    curves = [line for line in curves if line.get_clip_on()]
+    styles = {line.get_linestyle() for line in curves}
+    assert len(curves) >= 2
+    assert (styles == {"None"}) == (len(values) == 2)
+    label = picture.figure.get_supylabel() if many else axes.get_ylabel()
+    assert label == "test accuracy (%), truncated axis"
+
+
 def test_curves_against_lambda_keep_other_settings_apart(add: Add, tmp_path: Path) -> None:
     for value, accuracy in ((0.0, 0.2), (0.5, 0.4), (1.0, 0.6)):
         add(test=(accuracy,), partition={"heterogeneity": value})
