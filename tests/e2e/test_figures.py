@@ -69,7 +69,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
         "overhead-digits4-ltdo-quick-lambda-1",
     ]
     assert done.out.count("a profile takes 3 runs") == 2
-    assert done.out.count("ranks: it takes two methods on two data sets") == 1
+    assert done.out.count("ranks: needs two methods on at least two data sets") == 1
     assert done.out.count("clients: the records hold no two values of K/N") == 1
     records = [RunRecord.parse(path.read_bytes()) for path in Path("runs/runs").glob("*.json")]
     expected = {
@@ -96,7 +96,7 @@ def test_a_figure_that_records_are_not_enough_for_says_what_is_missing(feddg: Ru
     for name, words in {
         "noise": "it takes 5 seeds of a method on a scenario",
         "utility": "no method is recorded under two noises",
-        "ranks": "it takes two methods on two data sets",
+        "ranks": "needs two methods on at least two data sets",
         "profiles": "a profile takes 3 runs",
         "clients": "no two values of K/N",
     }.items():

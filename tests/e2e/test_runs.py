@@ -103,7 +103,7 @@ def test_the_list_fits_80_columns(feddg: Run, monkeypatch: pytest.MonkeyPatch) -
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "8 runs in runs/: 1 interrupted, 6 done, 1 failed"
     (begun,) = [line for line in lines if "CCST" in line]
-    assert begun.split()[-2:] == ["round", "3/4"]
+    assert begun.split()[-2:] == ["interrupted,", "3/4"]
     (kept,) = [line for line in lines if "best" in line]
     assert kept.split()[-2:] == ["done,", "best"]
 

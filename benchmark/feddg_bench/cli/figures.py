@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from feddg_bench.records.rules import Rule
 
 OF_RECORDS = {
-    "all": "Draw every figure that the records are enough for.",
+    "all": "Draw every figure for which there are enough runs.",
     "convergence": "Draw the key metric against the round.",
     "generalisation": "Draw the key metric against that on id_test, a curve for each method.",
     "leaderboard": "Draw the key metric of each method, best first. Marks are scenarios.",

@@ -214,7 +214,7 @@ def _draw(
     for (run, _), settings in zip(runs, own, strict=True):
         state = run.state
         if state == "interrupted" and run.round is not None:
-            state = f"round {run.round}/{run.rounds}"
+            state = f"interrupted, {run.round}/{run.rounds}"
         row = [
             run.key[:shown],
             method_title(run.method) if run.method else "?",

@@ -35,6 +35,7 @@ from feddg_bench.analysis.figures.series import (
     series,
 )
 from feddg_bench.analysis.tables.generic import Frame, frames
+from feddg_bench.common.titles import counted
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import dataset_title
 from feddg_bench.records.rules import Rule
@@ -120,9 +121,10 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
         under = f", {TITLES.get(protocol, protocol)}"
     if min(table.shape) < 2:
         there = Counter(run.dataset for run in runs)
+        found_only = [f"{counted(n, 'run')} of {dataset}" for dataset, n in sorted(there.items())]
         return (
-            f"ranks: it takes two methods on two data sets, and the records have none: "
-            f"{', '.join(f'{count} runs of {d}' for d, count in sorted(there.items()))}"
+            "ranks: needs two methods on at least two data sets; found only "
+            f"{', '.join(found_only) or 'none'}"
         )
     from scipy.stats import friedmanchisquare
 
