@@ -118,6 +118,8 @@ def test_a_state_of_the_models_form():
         (torch.zeros(5, 2, 8), "float32 [n, 2, C]", False),
         (torch.zeros(5, 3, 7), "float32 [n, 2, C]", False),
         (torch.zeros(2, 7), "float32 [n, 2, C]", False),
+        (torch.zeros(5, 2), "float32 [n, 2, C]", False),
+        (torch.zeros(5, 2, 7, 1), "float32 [n, 2, C]", False),
         (torch.zeros(5, 2, 7).double(), "float32 [n, 2, C]", False),
         ({"1": [torch.zeros(4, 7)], "2": []}, "float32 [j, C]", True),
         ({"1": [torch.zeros(4, 7), torch.zeros(4, 6)]}, "float32 [j, C]", False),
