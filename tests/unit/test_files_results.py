@@ -10,9 +10,11 @@ import math
 import os
 import resource
 import sqlite3
+import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -36,6 +38,7 @@ from feddg_bench.records.rules import split_metric
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import mean_and_std
 from feddg_bench.records.store import ResultsStore, pack_runs, unpack_runs
+from feddg_bench.records.sums import sums_faults
 from feddg_methods.fedavg import FedAvg
 from tests import helpers
 from tests.helpers import refused
@@ -615,27 +618,66 @@ def test_many_records_are_packed_into_several_files(tmp_path, several, monkeypat
     content = first.read_bytes()
     store.save(several[2])
     paths = pack_runs(tmp_path)
-    assert [path.name for path in paths] == [
-        "digits4-ltdo-quick.jsonl.xz",
-        "digits4-ltdo-quick@2.jsonl.xz",
-    ]
+    assert [path.name for path in paths] == ["digits4-ltdo-quick@2.jsonl.xz"]
     assert first.read_bytes() == content  # a new seed changes no older file
     assert [store.load(record.key) for record in several[:3]] == several[:3]
-    monkeypatch.setattr(sources, "MOST_TEXT", 10 * two)
-    store.save(several[2])
-    assert pack_runs(tmp_path) == [first]
-    assert list((tmp_path / "records").iterdir()) == [first]
+    store.save(several[0])
+    assert pack_runs(tmp_path) == [first]  # a record stays in its part
     assert [store.load(record.key) for record in several[:3]] == several[:3]
 
 
-def test_a_full_disk_loses_no_record_that_was_to_move(tmp_path, several, monkeypatch):
+class Interruption(BaseException):
+    """A signal."""
+
+
+@pytest.mark.parametrize("call", ["replace", "unlink", "open"])
+def test_packing_that_is_interrupted_at_any_call_loses_no_record(tmp_path, monkeypatch, call):
+    records = [make_record(seed, labels={"x": "y" * 500}, recipe="quick") for seed in range(6)]
+    longest = max(len(json.dumps(r.as_json(), separators=(",", ":"))) for r in records) + 1
+    monkeypatch.setattr(sources, "MOST_TEXT", 2 * longest)
+    for calls in count(1):
+        store = ResultsStore(tmp_path / str(calls))
+        for record in records[:5]:
+            store.save(record)
+        assert len(pack_runs(store.root)) == 3
+        shorter = make_record(0, recipe="quick")
+        elsewhere = make_record(2, recipe="mine")
+        for record in (shorter, elsewhere, records[5]):
+            store.save(record)
+        kept = {r.key for r in records}
+        real, made = getattr(Path, call), []
+
+        def stopped(path, *args, real=real, made=made, calls=calls, **how):
+            made.append(path)
+            if len(made) == calls:
+                raise Interruption
+            return real(path, *args, **how)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, call, stopped)
+            with suppress(Interruption):
+                pack_runs(store.root)
+        assert {run.key for run in read_runs(store.root)} == kept
+        assert list(sums_faults(store.root)) == []
+        pack_runs(store.root)
+        assert list(sums_faults(store.root)) == []
+        assert [store.load(r.key) for r in (shorter, records[1], elsewhere, *records[3:])] == [
+            shorter, records[1], elsewhere, *records[3:]
+        ]  # fmt: skip
+        assert not list(store.runs.iterdir())
+        if len(made) < calls:
+            break
+    assert calls > 3
+
+
+def test_a_full_disk_loses_no_packed_record(tmp_path, several, monkeypatch):
     sizes = [len(json.dumps(r.as_json(), separators=(",", ":"))) + 1 for r in several]
     monkeypatch.setattr(sources, "MOST_TEXT", sizes[0] + sizes[1])
     store = ResultsStore(tmp_path)
     for record in (several[0], several[2]):
         store.save(record)
     pack_runs(tmp_path)
-    store.save(several[1])  # it takes the place of the last one
+    store.save(several[1])
     whole = Path.open
 
     def full(path, *arguments, **how):
@@ -650,6 +692,60 @@ def test_a_full_disk_loses_no_record_that_was_to_move(tmp_path, several, monkeyp
     assert [store.load(record.key) for record in several[:3]] == several[:3]
     pack_runs(tmp_path)
     assert [store.load(record.key) for record in several[:3]] == several[:3]
+
+
+def test_sums_are_those_of_coreutils_and_name_a_file_that_changed(tmp_path, several):
+    store = ResultsStore(tmp_path)
+    for record in several[:2]:
+        store.save(record)
+    (path,) = pack_runs(tmp_path)
+    sums = path.with_name("SHA256SUMS")
+    command = ["sha256sum", "--check", "--strict", sums.name]
+    assert subprocess.run(command, cwd=sums.parent, check=True, stdout=subprocess.DEVNULL)
+    assert list(sums_faults(tmp_path)) == []
+    whole, text = path.read_bytes(), sums.read_text()
+    path.write_bytes(lzma.compress(lzma.decompress(whole)))  # the same records in other bytes
+    ((wrong, reason),) = sums_faults(tmp_path)
+    assert wrong == path
+    assert "SHA-256" in reason
+    store.save(several[2])
+    with refused(DataError, path.name, "changed after it was packed", "restore it"):
+        pack_runs(tmp_path)
+    assert sums.read_text() == text
+    sums.write_text("")  # as told
+    assert pack_runs(tmp_path) == [path]
+    sums.unlink()  # a folder of an earlier version
+    assert pack_runs(tmp_path) == []
+    assert list(sums_faults(tmp_path)) == []
+    assert path.name in sums.read_text()
+    path.rename(path.with_name("other"))
+    ((_, reason),) = sums_faults(tmp_path)
+    assert "not here" in reason
+    path.with_name("other").rename(path)
+    for line in ("nonsense\n", f"{'0' * 64}  ../x\n"):
+        sums.write_text(line)
+        ((wrong, reason),) = sums_faults(tmp_path)
+        assert wrong == sums
+        assert "no SHA-256" in reason
+    sums.write_text(text)
+    sums.unlink()
+    pack_runs(tmp_path)
+    unpack_runs(tmp_path)
+    assert not sums.exists()
+
+
+def test_shipped_packed_files_are_those_of_their_sums():
+    root = Path(__file__).parents[2] / "results"
+    packed = {p.relative_to(root) for p in root.rglob("*.jsonl*") if p.parent.name != "published"}
+    assert len(packed) > 20
+    listed = {
+        path.parent.relative_to(root) / line.partition("  ")[2]
+        for path in root.rglob("SHA256SUMS")
+        for line in path.read_text().splitlines()
+    }
+    assert listed == packed
+    folders = {path.parent.parent for path in root.rglob("SHA256SUMS")}
+    assert [fault for folder in folders for fault in sums_faults(folder)] == []
 
 
 def test_packed_and_single_records_are_read_together(tmp_path, several, caplog):
@@ -726,6 +822,7 @@ def test_a_packed_file_of_several_streams_is_read_whole(tmp_path, several, caplo
     (path,) = pack_runs(tmp_path)
     lines = lzma.decompress(path.read_bytes()).splitlines(keepends=True)
     path.write_bytes(b"".join(map(lzma.compress, lines)) + bytes(8))  # as by `cat`, padded
+    path.with_name("SHA256SUMS").unlink()
     assert len(read_runs(tmp_path)) == 3
     store.save(several[3].model_copy(update={"recipe": "quick"}))
     assert pack_runs(tmp_path) == [path]
@@ -788,7 +885,7 @@ def test_two_packed_records_of_a_run_that_differ_are_not_packed_into_one(tmp_pat
     other = several[0].as_json() | {"recipe": "mine"}
     path.write_bytes(path.read_bytes() + lzma.compress(json.dumps(other).encode()))
     store.save(several[1])
-    with refused(DataError, several[0].key, "other contents", "keep one of the two"):
+    with refused(DataError, several[0].key, "different contents", "keep one of the two"):
         pack_runs(tmp_path)
     assert len(lzma.decompress(path.read_bytes()).splitlines()) == 2
 

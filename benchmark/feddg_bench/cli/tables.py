@@ -23,6 +23,7 @@ from feddg_bench.plugins import load_method
 from feddg_bench.records import sources
 from feddg_bench.records.runs import first_of_each, no_collection, read_folder, read_runs
 from feddg_bench.records.store import pack_runs, unpack_runs
+from feddg_bench.records.sums import sums_faults
 from feddg_bench.records.tuning import pack_ledgers, unpack_ledgers
 
 _DOCUMENTS = {name: text for each in extensions() for name, text in each.documents.items()}
@@ -223,8 +224,8 @@ def _list_command(results: Folders = None) -> None:
 def _check_command(results: Folders = None) -> None:
     """Check all records, and recompute their privacy guarantees.
 
-    It names records that cannot be used, records of one run with different contents, and epsilons
-    that do not follow from the settings.
+    It names records that cannot be used, records of one run with different contents, packed files
+    that are not those of SHA256SUMS, and epsilons that do not follow from the settings.
 
     Exit status: 0 if every record can be trusted, 1 if one cannot, 2 if there is nothing to check.
     """
@@ -237,6 +238,9 @@ def _check_command(results: Folders = None) -> None:
     for path, reason, skipped in [problem for _, problems in folders_read for problem in problems]:
         wrong += skipped
         say(f"{path}: {'cannot be used' if skipped else 'holds unknown parts'}: {reason}")
+    for path, reason in chain(*map(sums_faults, folders)):
+        wrong += 1
+        say(f"{path}: {reason}")
     for path, reason, _ in first_of_each(runs)[1]:
         say(f"{path}: {reason}")
     private = [run for run in runs if run.privacy and run.privacy.epsilon is not None]
@@ -260,6 +264,7 @@ def pack_command(results: _Where = Path("runs")) -> None:
     """Pack single records into few files for git. RESULTS/records/*.jsonl.xz, one per table.
 
     Records of attacks go to RESULTS/attacks/*.jsonl.xz, tuning ledgers to RESULTS/tuning/*.jsonl.
+    SHA256SUMS in each of these folders lets `results check` and `sha256sum -c` find damage.
 
     All commands read packed records just as they read single ones.
     """

@@ -7,8 +7,8 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -43,35 +43,22 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
     Raises:
         DataError: If it cannot be written; a previous file at ``path`` stays unchanged.
     """
-    write_together({path: data}, sync=sync)
-
-
-def write_together(files: Mapping[Path, bytes], *, sync: bool = True) -> None:
-    """Write files as `write_whole` does; all are complete before the first is renamed.
-
-    Raises:
-        DataError: If one cannot be written; until all are, previous files stay unchanged.
-    """
     try:
         try:
-            _write_all(files, sync=sync)
-        except FileNotFoundError:  # a process that ended the same run removed our temporary files
-            _write_all(files, sync=sync)
+            _write(path, data, sync=sync)
+        except FileNotFoundError:  # a process that ended the same run removed our temporary file
+            _write(path, data, sync=sync)
     except OSError as error:
-        for folder in {path.parent for path in files}:
-            _check_folder(folder)
+        _check_folder(path.parent)
         raise DataError(
-            f"cannot write {', '.join(map(str, files))}: {error.strerror}; nothing written before "
-            f"is lost: make room or name another place, and run the same command again"
+            f"cannot write {path}: {error.strerror}; nothing written before is lost: make room or "
+            f"name another place, and run the same command again"
         ) from error
 
 
-def _write_all(files: Mapping[Path, bytes], *, sync: bool) -> None:
-    with ExitStack() as stack:
-        for path, data in files.items():
-            file = stack.enter_context(replacing(path, sync=sync))
-            file.write(data)
-            file.flush()
+def _write(path: Path, data: bytes, *, sync: bool) -> None:
+    with replacing(path, sync=sync) as file:
+        file.write(data)
 
 
 def check_writable(folder: Path) -> None:

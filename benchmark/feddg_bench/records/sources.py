@@ -8,6 +8,7 @@ import lzma
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,8 @@ import jiter
 from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError, SettingsError, printable
-from feddg_bench.common.files import file_state, write_together, write_whole
+from feddg_bench.common.files import file_state, write_whole
+from feddg_bench.records.sums import changing
 
 logger = logging.getLogger(__name__)
 
@@ -238,40 +240,45 @@ Reader = Callable[[], tuple[Sequence[Packable], Mapping[Path, str]]]
 def pack(read: Reader) -> list[Path]:
     """Move single records into packed files, and return the files that changed.
 
-    A single record replaces a packed one with the same key, in whatever file. Its own file is
-    deleted once the packed record can be read back. Unusable single files stay.
+    A single record replaces a packed one with the same key, in whatever file. A new one goes to the
+    last part of its packed file: packed records never move, so an interruption loses none. A
+    record's own file is deleted once the packed record can be read back.
 
     Raises:
-        DataError: If a packed file cannot be read or written, or if two packed records of one key
-            differ.
+        DataError: If a packed file cannot be read or written, or if it changed after it was packed.
     """
     found, faults = read()
     single = {one.key: one for one in found if not one.source.packed}
-    there = [one for one in found if one.source.packed]
     for path, reason in faults.items() if single else ():
         raise DataError(f"{path} cannot be added to: {printable(reason)}")
-    groups: dict[Path, dict[str, Packable]] = {}
-    for one in single.values():
-        groups.setdefault(one.packed, {})[one.key] = one
-    for one in there:
-        if one.key in single:  # an older record, whose packed file can have another name
-            groups.setdefault(_first_part(one.source.path), {})
-    for one in there:
-        if one.key not in single and _first_part(one.source.path) in groups:
-            first = groups[_first_part(one.source.path)].setdefault(one.key, one)
-            if first is not one and not _same_content(first.text(), one.text()):
+    parts: dict[Path, dict[str, Packable]] = {}
+    for one in found:
+        if one.source.packed:
+            first = parts.setdefault(one.source.path, {}).setdefault(one.key, one)
+            if one.key in single or first is one or not single:
+                continue
+            if not _same_content(first.text(), one.text()):
                 raise DataError(
-                    f"{one.source.path} holds {one.key} with other contents than "
-                    f"{first.source.path}: keep one of the two, and pack again"
+                    f"{one.source.path} holds {one.key} twice, with different contents: keep one "
+                    f"of the two, and pack again"
                 )
-    packed = [
-        path for first, inside in groups.items() for path in _write(first, [*inside.values()])
-    ]
+    there, changed, sizes = list(parts), dict[Path, None](), Counter[Path]()
+    for one in sorted(single.values(), key=lambda one: one.order):
+        holding = [path for path, inside in parts.items() if one.key in inside]
+        own = [path for path in holding if _part(path)[0] == one.packed]
+        goes = own[0] if own else _last_part(one, parts, sizes)
+        for path in holding:  # an older record, whose packed file can have another name
+            del parts[path][one.key]
+        parts.setdefault(goes, {})[one.key] = one
+        changed |= dict.fromkeys((goes, *holding))
+    with changing(changed, there):
+        for path in changed:
+            _write(path, list(parts[path].values()))
     kept = {one.key for one in read()[0] if one.source.packed} if single else set()
     for one in single.values():
         if one.key in kept:
             one.source.path.unlink()
-    return packed
+    return [path for path in changed if parts[path]]
 
 
 def unpack(read: Reader) -> list[Path]:
@@ -299,8 +306,9 @@ def unpack(read: Reader) -> list[Path]:
     for path, reason in stay.items():
         logger.warning("%s stays: %s", path, printable(reason))
     gone = {one.source.path for one in packed} - stay.keys()
-    for path in gone:
-        path.unlink()
+    with changing(gone):
+        for path in gone:
+            path.unlink()
     return sorted(gone)
 
 
@@ -318,52 +326,65 @@ def set_aside(path: Path, ending: str = "") -> str:
     return name
 
 
-def _first_part(path: Path) -> Path:
-    """Return the first of the packed files that a packed file belongs to.
+def _part(path: Path) -> tuple[Path, int]:
+    """Return the first of the packed files that a packed file belongs to, and its number there.
 
-    >>> str(_first_part(Path("digits4-ltdo-quick@2.jsonl.xz")))
-    'digits4-ltdo-quick.jsonl.xz'
+    >>> _part(Path("digits4-ltdo-quick@2.jsonl.xz"))
+    (PosixPath('digits4-ltdo-quick.jsonl.xz'), 2)
     """
-    return path.with_name(re.sub(r"@\d+(?=\.jsonl)", "", path.name))
+    number = re.search(r"@(\d+)(?=\.jsonl)", path.name)
+    first = path.with_name(path.name.replace(number[0], "", 1)) if number else path
+    return first, int(number[1]) if number else 1
+
+
+def _last_part(
+    one: Packable, parts: Mapping[Path, Mapping[str, Packable]], sizes: Counter[Path]
+) -> Path:
+    """Return the last part of a record's packed file, or the next one if that has no room.
+
+    Sizes of parts are kept in ``sizes``.
+    """
+    numbers = [_part(path)[1] for path in parts if _part(path)[0] == one.packed]
+    stem, _, ending = one.packed.name.partition(".jsonl")
+
+    def part(number: int) -> Path:
+        return one.packed.with_name(f"{stem}{f'@{number}' * (number > 1)}.jsonl{ending}")
+
+    last, line = part(max(numbers, default=1)), len(_line(one))
+    if last not in sizes:
+        sizes[last] = sum(len(_line(other)) for other in parts.get(last, {}).values())
+    if sizes[last] and sizes[last] + line > MOST_TEXT:
+        last = part(_part(last)[1] + 1)
+    sizes[last] += line
+    return last
+
+
+def _line(one: Packable) -> bytes:
+    """Return the line of a record in a packed file."""
+    value = from_json(one.text())
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _same_content(one: bytes, other: bytes) -> bool:
     return one == other or bool(from_json(one) == from_json(other))
 
 
-def _write(path: Path, records: Sequence[Packable]) -> list[Path]:
-    """Write records to a packed file, and return it; the same records always give the same bytes.
+def _write(path: Path, records: Sequence[Packable]) -> None:
+    """Write records to a packed file; the same records always give the same bytes.
 
-    Records that exceed one file continue, in order, in ``NAME@2.jsonl.xz`` and so on, so that no
-    file exceeds 1 MB. Older such files are deleted, even the first if there is no record.
+    Without any, the file is deleted.
 
     Raises:
-        DataError: If they cannot be written; then all records stay in place.
+        DataError: If they cannot be written; then the previous file stays.
     """
-    parts: list[list[bytes]] = []
-    room = 0
-    for one in sorted(records, key=lambda one: one.order):
-        value = from_json(one.text())
-        line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-        if room < len(line):
-            parts.append([])
-            room = MOST_TEXT
-        parts[-1].append(line)
-        room -= len(line)
-    stem, _, ending = path.name.partition(".jsonl")
-    files: dict[Path, bytes] = {}
-    for n, lines in enumerate(parts, 1):
-        data = b"".join(lines)
-        name = path.with_name(f"{stem}{f'@{n}' if n > 1 else ''}.jsonl{ending}")
-        files[name] = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME) if ending else data
-    held = sum(len(_lines(name.name, data)) for name, data in files.items())
+    if not records:
+        path.unlink(missing_ok=True)
+        return
+    data = b"".join(map(_line, sorted(records, key=lambda one: one.order)))
+    packed = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME) if path.suffix == ".xz" else data
+    held = len(_lines(path.name, packed))
     if held != len(records):
         raise DataError(
-            f"{', '.join(map(str, files))} would hold {held} records instead of {len(records)}: "
-            f"nothing was written or removed"
+            f"{path} would hold {held} records instead of {len(records)}: nothing was removed"
         )
-    write_together(files)  # a record can move between them
-    for source in find_sources(path.parent, f".jsonl{ending}", packed=True):
-        if _first_part(source.path) == path and source.path not in files:
-            source.path.unlink()
-    return list(files)
+    write_whole(path, packed)
