@@ -22,6 +22,7 @@ from feddg_bench.config.schema import BackboneSettings, TrainSettings
 from feddg_bench.core.messages import Task, nbytes
 from feddg_bench.data.federated import Federation
 from feddg_bench.models.backbones import BACKBONES, build_backbone
+from feddg_bench.models.suitability import ANY_SIDE, SIDES
 from feddg_methods.fedadg import (
     VARIANTS,
     Discriminator,
@@ -172,7 +173,7 @@ def test_the_last_relu_is_there_where_features_cannot_be_negative(name, projecti
     settings = BackboneSettings(name=name, pretrained=False, projection=projection)
     backbone = build_backbone(settings).eval()
     with torch.no_grad():
-        side = BACKBONES[name].largest_side or 64
+        side = SIDES.get(name, ANY_SIDE)[1] or 64
         lowest = float(backbone(torch.rand(2, 3, side, side)).min())
     assert non_negative(backbone) == (lowest >= 0)
 

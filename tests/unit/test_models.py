@@ -20,14 +20,15 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BACKBONE_NAMES, BackboneSettings
+from feddg_bench.engine.compatibility import check_image_size
 from feddg_bench.models.backbones import (
     BACKBONES,
     LITE0_WEIGHTS,
     Backbone,
     build_backbone,
-    check_image_size,
 )
 from feddg_bench.models.networks import pad_like_tensorflow
+from feddg_bench.models.suitability import ANY_SIDE, SIDES
 from feddg_bench.models.weights import installed_weights, load_tensors
 from tests.helpers import refused
 
@@ -109,7 +110,7 @@ def test_bytes_of_frame_a_with_pacs():
 @pytest.mark.parametrize("name", BACKBONE_NAMES)
 def test_features_have_the_stated_width_and_a_gradient(name):
     backbone = build(name)
-    features = backbone(rand_images(2, BACKBONES[name].largest_side or 32))
+    features = backbone(rand_images(2, SIDES.get(name, ANY_SIDE)[1] or 32))
     assert features.shape == (2, backbone.num_features)
     features.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
@@ -254,7 +255,7 @@ def test_sides_that_do_not_go_with_tensorflow_padding():
 @pytest.mark.parametrize("name", BACKBONE_NAMES)
 def test_the_smallest_side_is_the_smallest_that_runs(name):
     settings = BackboneSettings(name=name)
-    smallest = BACKBONES[name].smallest_side
+    smallest = SIDES.get(name, ANY_SIDE)[0]
     check_image_size(settings, smallest)
     backbone = build(name).eval()
     assert backbone(rand_images(1, smallest)).isfinite().all()
@@ -268,7 +269,7 @@ def test_the_smallest_side_is_the_smallest_that_runs(name):
 @pytest.mark.parametrize("name", ["lenet", "femnist_cnn"])
 def test_networks_that_flatten_their_maps_have_a_largest_side(name):
     settings = BackboneSettings(name=name)
-    largest = BACKBONES[name].largest_side
+    largest = SIDES.get(name, ANY_SIDE)[1]
     check_image_size(settings, largest)
     assert build(name)(rand_images(1, largest)).shape == (1, BACKBONES[name].num_features)
     with refused(SettingsError, f"too large for {name}: give 28"):

@@ -25,7 +25,7 @@ from feddg_bench.cli.help import EXAMPLES, Command
 from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
 from feddg_bench.cli.predict import predict_command
 from feddg_bench.cli.run import profile_command, resume_command, run_command
-from feddg_bench.cli.runs import runs_command
+from feddg_bench.cli.run_list import runs_command
 from feddg_bench.cli.sweep import sweep_command, tune_command
 from feddg_bench.cli.tables import report_command, results_app, tables_command
 from feddg_bench.common.errors import (

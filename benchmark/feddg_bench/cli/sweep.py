@@ -33,7 +33,7 @@ from feddg_bench.runs.request import (
     say_cautions,
 )
 from feddg_bench.runs.speed import Work, forecast
-from feddg_bench.sweeps.jobs import Failures, swept, titles
+from feddg_bench.sweeps.jobs import Failures, swept_settings, titles
 from feddg_bench.sweeps.leases import Leases
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ def listing(name: str, search: Search, results: Path) -> str:
 def _draw(name: str, search: Search, results: Path) -> None:
     """Print the recorded runs of a sweep: means over scenarios and seeds, by method and setting."""
     store, jobs = open_results(results), search.jobs()
-    own, recorded = swept(jobs), store.keys()
+    own, recorded = swept_settings(jobs), store.keys()
     groups: dict[tuple[str, str, str], list[RunRecord]] = {}
     for job in jobs:
         if job.key in recorded and (record := store.load(job.key)) is not None:

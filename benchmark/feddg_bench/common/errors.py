@@ -1,6 +1,7 @@
 """Errors that a user can cause; the command line prints them as one sentence and exits with 2."""
 
 import difflib
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ MOST_LETTERS = 1000
 MANY_SETTINGS = 20
 """Maximum number of settings that an error lists."""
 
+
+STDLIB = sysconfig.get_path("stdlib")
 
 REMEDIES = {
     "Expected more than 1 value per channel": "batch normalisation cannot train on a batch of one "
@@ -126,7 +129,10 @@ def in_a_line(error: BaseException) -> str:
         return text
     if "importlib" in places[-1].filename:  # a missing module has no place
         return text
-    return f"{text} ({printable(Path(places[-1].filename).name)}, line {places[-1].lineno})"
+    # Python's own modules, such as pathlib, raise what their caller asked for.
+    callers = [p for p in places if "site-packages" in p.filename or STDLIB not in p.filename]
+    place = (callers or places)[-1]
+    return f"{text} ({printable(Path(place.filename).name)}, line {place.lineno})"
 
 
 def told(error: FeddgError) -> str:

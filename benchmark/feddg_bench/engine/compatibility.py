@@ -11,10 +11,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.schema import TIMM
+from feddg_bench.models.suitability import check_sides
 from feddg_bench.protection.accounting import check_accountant
 
 if TYPE_CHECKING:
-    from feddg_bench.config.schema import RunSettings
+    from feddg_bench.config.schema import BackboneSettings, RunSettings
     from feddg_bench.core.method import Method
     from feddg_bench.outlines import Outline
 
@@ -46,6 +48,19 @@ class ImageFacts(Protocol):
 def is_rgb(pictures: ImageFacts) -> bool:
     """Return whether images are red, green and blue in [0, 1]."""
     return pictures.channels == 3 and pictures.pixels == "uint8"
+
+
+def check_image_size(settings: BackboneSettings, image_size: int) -> None:
+    """Check that square images of ``image_size`` pixels suit the backbone.
+
+    Raises:
+        SettingsError: If they do not.
+    """
+    check_sides(settings, image_size)
+    if settings.name.startswith(TIMM):
+        from feddg_bench.models.backbones import check_timm_size
+
+        check_timm_size(settings, image_size)
 
 
 class Rate(NamedTuple):

@@ -26,6 +26,7 @@ from feddg_bench.models.networks import (
     pad_like_tensorflow,
     small_cnn,
 )
+from feddg_bench.models.suitability import check_consistent
 from feddg_bench.models.weights import installed_weights, load_tensors
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -133,9 +134,7 @@ class BackboneArchitecture:
     instead: Callable[[], nn.Module] = nn.Identity  # makes its replacement
     url: Callable[[], str] | None = None  # gives the address of torchvision's ImageNet weights
     package: tuple[str, str, str] | None = None  # name, file, SHA-256 of weights from pip
-    smallest_side: int = 8  # side in pixels below which the network has no map left to pool
     normalisation: str | Normalisation = "imagenet"  # what `auto` stands for
-    largest_side: int | None = None  # in pixels, of a network that flattens its maps
     ignored: tuple[str, ...] = ()  # further submodules that a weights file may hold
 
     def features(self) -> nn.Module:
@@ -188,19 +187,14 @@ def _torchvision(
 BACKBONES = {
     "small_cnn": BackboneArchitecture(small_cnn, 128, normalisation="half"),
     # As their authors do, all three take unnormalised pixels in [0, 1]; two flatten 28 px maps.
-    "lenet": BackboneArchitecture(
-        lenet, 84, smallest_side=28, largest_side=31, normalisation="none"
-    ),
+    "lenet": BackboneArchitecture(lenet, 84, normalisation="none"),
     "domainbed_mnist": BackboneArchitecture(domainbed_mnist, 128, normalisation="none"),
-    "femnist_cnn": BackboneArchitecture(
-        femnist_cnn, 512, smallest_side=28, largest_side=31, normalisation="none"
-    ),
+    "femnist_cnn": BackboneArchitecture(femnist_cnn, 512, normalisation="none"),
     "squeezenet1_1": _torchvision(
         "squeezenet1_1",
         512,
         "classifier",  # its last convolution makes the class scores, before pooling
         instead=partial(nn.AdaptiveAvgPool2d, 1),
-        smallest_side=17,
     ),
     "mobilenet_v2": _torchvision("mobilenet_v2", 1280, "classifier"),
     # FedCCRL's features: hidden layer, Hardswish and dropout of the classifier are kept.
@@ -209,7 +203,7 @@ BACKBONES = {
     ),
     "resnet18": _torchvision("resnet18", 512, "fc"),
     "resnet50": _torchvision("resnet50", 2048, "fc"),
-    "densenet121": _torchvision("densenet121", 1024, "classifier", smallest_side=29),
+    "densenet121": _torchvision("densenet121", 1024, "classifier"),
     "efficientnet_lite0": BackboneArchitecture(
         efficientnet_lite0, 1280, "classifier", package=LITE0_WEIGHTS, normalisation="half"
     ),
@@ -262,29 +256,6 @@ def _timm_model(name: str, *, pretrained: bool = False) -> Any:
             f"({reason}): give another name, a local file with backbone.weights=PATH, or start at "
             f"random with backbone.pretrained=false"
         ) from error
-
-
-def check_consistent(settings: BackboneSettings, *, rgb: bool) -> None:
-    """Check settings of a backbone that contradict each other or the images.
-
-    Raises:
-        SettingsError: If they do.
-    """
-    if not rgb and settings.normalisation not in ("auto", "none"):
-        raise SettingsError(
-            f"backbone.normalisation={settings.normalisation} is for RGB images: "
-            f"set backbone.normalisation=none"
-        )
-    if settings.padding == "tf" and settings.name != "mobilenet_v2":
-        raise SettingsError(
-            f"backbone.padding=tf is for mobilenet_v2, not for {settings.name}: "
-            f"set backbone.padding=torch"
-        )
-    if settings.weights is not None and not settings.pretrained:
-        raise SettingsError(
-            "backbone.weights names a file but backbone.pretrained is false: "
-            "set backbone.pretrained=true, or leave backbone.weights out"
-        )
 
 
 def build_backbone(
@@ -355,39 +326,21 @@ def widen(net: nn.Module, channels: int, *, pretrained: bool) -> None:
         first.load_state_dict({**old, "weight": spread}, strict=False)
 
 
-def check_image_size(settings: BackboneSettings, image_size: int) -> None:
-    """Check that square images of ``image_size`` pixels suit the backbone.
+def check_timm_size(settings: BackboneSettings, image_size: int) -> None:
+    """Check that a network of timm's accepts square images of ``image_size`` pixels.
 
     Raises:
-        SettingsError: Too small or too large, or not a multiple of 32 with TensorFlow's padding,
-            which pads odd sides differently from even ones.
+        SettingsError: If it does not.
     """
-    architecture = architecture_of(settings.name)
-    smallest, largest = architecture.smallest_side, architecture.largest_side
-    if image_size < smallest:
-        raise SettingsError(
-            f"data.image_size={image_size} is too small for {settings.name}: "
-            f"give at least {smallest}"
-        )
-    if largest is not None and image_size > largest:
-        raise SettingsError(
-            f"data.image_size={image_size} is too large for {settings.name}: give {smallest}"
-        )
-    if settings.padding == "tf" and image_size % 32:
-        raise SettingsError(
-            f"data.image_size={image_size} does not go with backbone.padding=tf: "
-            f"give a multiple of 32, such as {image_size // 32 * 32 + 32}"
-        )
-    if settings.name.startswith(TIMM):
-        with torch.device("meta"), torch.no_grad():  # only shapes, no arithmetic
-            net: Any = architecture.features().eval()
-            try:
-                net(torch.empty(1, 3, image_size, image_size))
-            except (AssertionError, RuntimeError, ValueError) as error:
-                raise SettingsError(
-                    f"data.image_size={image_size} does not go with {settings.name} ({error}): "
-                    f"timm's own size is {net.pretrained_cfg['input_size'][-1]}"
-                ) from error
+    with torch.device("meta"), torch.no_grad():  # only shapes, no arithmetic
+        net: Any = architecture_of(settings.name).features().eval()
+        try:
+            net(torch.empty(1, 3, image_size, image_size))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise SettingsError(
+                f"data.image_size={image_size} does not go with {settings.name} ({error}): "
+                f"timm's own size is {net.pretrained_cfg['input_size'][-1]}"
+            ) from error
 
 
 def must_download(settings: BackboneSettings) -> bool:

@@ -34,6 +34,7 @@ from feddg_bench.config.names import SYMBOLS
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.recipes import READINGS, names_in, recipe_names
 from feddg_bench.config.schema import (
+    BackboneSettings,
     DataSettings,
     Resources,
     RunSettings,
@@ -46,7 +47,8 @@ from feddg_bench.data.locations import find_network
 from feddg_bench.data.partition import PARTITION_RULES
 from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
-from feddg_bench.engine.compatibility import Rate, check_fit, is_rgb
+from feddg_bench.engine.compatibility import Rate, check_fit, check_image_size, is_rgb
+from feddg_bench.models.suitability import check_consistent
 from feddg_bench.plugins import check_name, make_dataset, method_title, names, outline, read_plugins
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import open_results
@@ -620,8 +622,6 @@ def check_without_download(plans: Sequence[Plan]) -> str:
     The text is empty if all checks were made. Others need images or files that are not here.
     """
     say_cautions(plans)
-    from feddg_bench.models.backbones import check_image_size, must_download
-
     left: dict[str, None] = {}
     here = []
     for plan in plans:
@@ -636,7 +636,7 @@ def check_without_download(plans: Sequence[Plan]) -> str:
     different = {str((p.settings.backbone, p.settings.method, p.settings.hyper)): p for p in plans}
     for plan in different.values():
         backbone = plan.settings.backbone
-        if must_download(backbone):
+        if backbone.pretrained and _must_download(backbone):
             left[f"weights of {backbone.name} (downloaded by a run)"] = None
             rest = backbone.model_copy(update={"pretrained": False})
             plan = plan._replace(settings=plan.settings.model_copy(update={"backbone": rest}))
@@ -647,6 +647,12 @@ def check_without_download(plans: Sequence[Plan]) -> str:
     return "; ".join(left)
 
 
+def _must_download(backbone: BackboneSettings) -> bool:
+    from feddg_bench.models.backbones import must_download
+
+    return must_download(backbone)
+
+
 def check_data(plans: Iterable[Plan]) -> None:
     """Refuse runs whose images cannot be partitioned by their settings; no image is decoded.
 
@@ -655,8 +661,6 @@ def check_data(plans: Iterable[Plan]) -> None:
             suit the backbone.
         DataError: If the data set is missing, a split file does not fit, or a class is missing.
     """
-    from feddg_bench.models.backbones import check_image_size
-
     seen = set()
     for plan in plans:
         s = plan.settings
@@ -702,13 +706,13 @@ def check_weights(plans: Iterable[Plan]) -> None:
         SettingsError: If a file does not fit, or there is nothing to fetch.
         DataError: If a file is missing or damaged, or cannot be fetched.
     """
-    from feddg_bench.models.backbones import build_backbone, check_consistent
-
     seen = set()
     for plan in plans:
         s, dataset = plan.settings, plan.dataset
         check_consistent(s.backbone, rgb=is_rgb(dataset))
         if s.backbone.pretrained and str(s.backbone) not in seen:
+            from feddg_bench.models.backbones import build_backbone
+
             seen.add(str(s.backbone))
             build_backbone(s.backbone, dataset.channels, rgb=is_rgb(dataset))
         files = outline(s.method).Settings.files

@@ -22,12 +22,11 @@ from feddg_bench.core.server import Server
 from feddg_bench.data.dataset import DECODING, DomainDataset
 from feddg_bench.data.federated import Federation, count_images, imbalance, make_federation, spread
 from feddg_bench.data.image_store import OnDecoded, Store, known_fingerprint, open_store
-from feddg_bench.engine.compatibility import check_start
+from feddg_bench.engine.compatibility import check_image_size, check_start
 from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
-from feddg_bench.models.backbones import check_image_size
 from feddg_bench.plugins import check_outline, given_method, load_method
 from feddg_bench.protection.guarantee import guarantee, open_protection
 from feddg_bench.records.record import DataRecord, PartitionRecord, RunRecord, ScenarioRecord

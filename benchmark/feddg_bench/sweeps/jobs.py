@@ -90,7 +90,7 @@ _SHOWN = ("method", "protocol", "scenario", "seed")
 """Keys whose values are in every title."""
 
 
-def swept(made: Sequence[Job]) -> dict[str, tuple[str, ...]]:
+def swept_settings(made: Sequence[Job]) -> dict[str, tuple[str, ...]]:
     """Return by key the settings of each job that others lack, such as ``lambda=0``.
 
     Method, protocol, scenario and seed are left out.
@@ -108,7 +108,7 @@ def swept(made: Sequence[Job]) -> dict[str, tuple[str, ...]]:
 
 def titles(made: Sequence[Job]) -> dict[str, str]:
     """Return a title for each key that tells all jobs apart."""
-    own = swept(made)
+    own = swept_settings(made)
     return {job.key: " ".join((job.title, *own[job.key])) for job in made}
 
 
