@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Annotated, Any, Final, Literal, NotRequired, Self, TypeVar
 
@@ -141,6 +143,16 @@ class Dropped(RecordPart):
     reason: Later[str] = None
 
 
+def digest_of(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record's fields without its digest, as JSON in the order of names.
+
+    It finds accidents, such as a search and replace in a folder; anybody can compute a new one.
+    """
+    content = {name: value for name, value in values.items() if name != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def rounded_up(epsilon: float) -> str:
     """Return an epsilon as text with two decimals, rounded up."""
     return f"{math.ceil(epsilon * 100) / 100:g}"
@@ -267,12 +279,18 @@ class RunRecord(RecordPart):
     rounds: Several[RoundRecord] = []
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()
+    digest: Later[Hash] = None  # see `digest_of`; early records lack it
+
+    def sealed(self) -> Self:
+        """Return the record with the digest of its content."""
+        return self.model_copy(update={"digest": digest_of(self.as_json())})
 
     def numbers(self) -> dict[str, Any]:
         """Return what the same settings reproduce: all but times, environment and tuning."""
         values = self.as_json()
         del values["environment"], values["time"]
-        values.pop("tuned", None)  # the origin of settings changes no number
+        for name in ("tuned", "digest"):  # the origin of settings changes no number
+            values.pop(name, None)
         for entry in [values["once"], *values["rounds"]]:
             entry.pop("seconds", None)
         return values
@@ -356,8 +374,8 @@ class RunRecord(RecordPart):
         Raises:
             NewerError: If its format is not known.
             DataError: If it is truncated or not a record, if a value is out of its range, if it
-                contradicts itself or its settings, or if its key is not ``key``; the message is
-                part of a sentence.
+                contradicts itself, its settings or its digest, or if its key is not ``key``; the
+                message is part of a sentence.
         """
         values = read_json(data)
         try:
@@ -376,6 +394,11 @@ class RunRecord(RecordPart):
             table = tabulate(evaluated)
         except ValueError as error:
             raise DataError(str(error)) from error
+        if record.digest not in (None, digest_of(values)):
+            raise DataError(
+                "it changed after it was written, because its digest is not that of its content: "
+                "restore the file, or run it again"
+            )
         if fault := record._fault(evaluated, table, finished=finished):
             raise DataError(fault)
         if key not in (None, record.key):

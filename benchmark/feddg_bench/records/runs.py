@@ -212,7 +212,7 @@ def _differing(one: RecordedRun, other: RecordedRun) -> str:
     """Return the names of the fields in which two records of a run differ."""
     first, second = from_json(one.text()), from_json(other.text())
     # Tuning also adds its choice to existing records.
-    names = [n for n in first | second if first.get(n) != second.get(n) and n != "tuned"]
+    names = {n for n in first | second if first.get(n) != second.get(n)} - {"tuned", "digest"}
     return ", ".join(sorted(names))
 
 

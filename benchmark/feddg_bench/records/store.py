@@ -148,7 +148,7 @@ class ResultsStore:
         """Add the result of tuning to an existing record, and return the record."""
         if tuned is None or record.tuned == tuned:
             return record
-        record = record.model_copy(update={"tuned": tuned})
+        record = record.model_copy(update={"tuned": tuned}).sealed()
         self.save(record)
         return record
 

@@ -206,6 +206,7 @@ class Recorder(Observer):
             )
         if "last" in self.keep:
             save_model(self.store.model(self.record.key, "last"), run, run.server.round)
+        self.record = self.record.sealed()
         if self.again:
             self.store.set_aside(self.record.key)
         if self.again or self.store.load(self.record.key) is None:  # else only a model was wanted
