@@ -529,6 +529,48 @@ def test_a_class_of_a_notebook_runs_beside_names(
     assert "FedAvg" in shown
 
 
+IDLE = """
+import torch
+import feddg_bench as fb
+
+
+class Unconnected(fb.Method):
+    def training_step(self, batch, batch_idx):
+        self(batch[0])  # statistics of batch normalisation move
+        return torch.zeros((), requires_grad=True)
+
+
+class Unassigned(fb.Method):
+    def run_round(self, server):
+        self.aggregate(server, server.ask(self.fit))
+
+
+class Learns(fb.Method):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("Unconnected", True), ("Unassigned", True), ("Learns", False)]
+)
+def test_a_run_that_learns_nothing_says_so(
+    made: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    told: bool,
+) -> None:
+    method = run_cell(monkeypatch, "a_notebook", IDLE)[name]
+    with pytest.raises(KeyboardInterrupt):
+        made(method, observers=[Stop()])
+    assert "nothing was learnt" not in caplog.text
+    (record,) = made(method)  # goes on from the checkpoint
+    said = [text for text in caplog.messages if "nothing was learnt" in text]
+    assert len(said) == told
+    assert all(record.key in text and "bit for bit" in text for text in said)
+
+
 def test_records_of_a_class_without_the_class(
     made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, feddg: Any
 ) -> None:

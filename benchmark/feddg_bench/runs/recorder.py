@@ -37,7 +37,7 @@ from feddg_bench.runs.checkpoints import (
     tidy,
 )
 from feddg_bench.runs.code import code_digest, has_changed
-from feddg_bench.runs.kept import save_model
+from feddg_bench.runs.kept import digest, save_model
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.setup import Run, RunData
 
@@ -78,6 +78,7 @@ class Recorder(Observer):
         self.began = time.monotonic()  # setting the clock during a run affects only dates
         self.seconds_before = 0.0
         self.tally = Tally()
+        self.untrained = trained_digest(run)
         self.path = self.store.checkpoint(run.plan.key)
         self.writer = CheckpointWriter(self.path, resources.checkpoint_every)
         if self.path.exists():
@@ -204,6 +205,15 @@ class Recorder(Observer):
                 ", ".join(splits),
                 run.plan.settings.train.lr,
             )
+        learns = self.record.rounds and run.method.state.trainable
+        if learns and trained_digest(run) == self.untrained:
+            logger.warning(
+                "%s (run %s): nothing was learnt: the global weights after the last round equal "
+                "those before the first bit for bit; check that the loss depends on the model, and "
+                "that run_round assigns server.weights",
+                run.plan.title,
+                self.record.key,
+            )
         if "last" in self.keep:
             save_model(self.store.model(self.record.key, "last"), run, run.server.round)
         self.record = self.record.sealed()
@@ -228,6 +238,12 @@ def best_so_far(record: RunRecord) -> int | None:
         if place is not None:
             return list(evaluations)[place]
     return None
+
+
+def trained_digest(run: Run) -> str:
+    """Return the digest of the global weights that take gradients: statistics change without."""
+    weights = run.server.weights
+    return digest("", {name: weights[name].cpu() for name in run.method.state.trainable})
 
 
 def _now() -> str:
