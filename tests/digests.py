@@ -44,8 +44,18 @@ def main() -> None:
         if digest not in digests:
             digests.append(digest)
     FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    text = json.dumps(outlines(), indent=1, ensure_ascii=False)
-    FILE.with_name(OUTLINES).write_text(text + "\n", encoding="utf-8")
+    FILE.with_name(OUTLINES).write_text(lines(outlines()) + "\n", encoding="utf-8")
+
+
+def lines(value: Any, depth: int = 0) -> str:
+    """Return JSON with one line for each declaration, each setting and each sentence of a list."""
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list) and len(text) > 100:
+        return text.replace('", "', f'",\n{" " * (depth + 1)}"')
+    if not (isinstance(value, dict) and value and depth < 5):
+        return text
+    inner = (f"{' ' * (depth + 1)}{json.dumps(k)}: {lines(v, depth + 1)}" for k, v in value.items())
+    return "{\n" + ",\n".join(inner) + "\n" + " " * depth + "}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import json
 import logging
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -34,6 +34,7 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.common.files import cache_dir, write_whole
+from feddg_bench.config.layers import Layer, validate
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.forms import check_uplink
@@ -414,6 +415,20 @@ def outline(name: str) -> Outline:
     declared = outline_of(load_method(name))
     _keep(where, declared)
     return declared
+
+
+def own_values(name: str, given: Mapping[str, Any]) -> Layer:
+    """Return every value of a method's own settings, as JSON values, for those that are given.
+
+    The method is imported only if its outline cannot tell, such as for the message of an error.
+
+    Raises:
+        SettingsError: If a setting is unknown or out of range.
+    """
+    values = outline(name).own.values(given)
+    if values is None:
+        values = validate(load_method(name).Settings, given, "hyper.").model_dump(mode="json")
+    return values
 
 
 def check_outline(name: str, method: type[Method]) -> None:

@@ -288,7 +288,7 @@ def test_settings_exist() -> None:
     fields = [*dotted_fields()]
     fields.append(("hyper.bound", FieldInfo(annotation=float)))  # set by `methods new`
     for method in plugins.names("method"):
-        fields += dotted_fields(plugins.outline(method).Settings, "hyper.")
+        fields += dotted_fields(plugins.load_method(method).Settings, "hyper.")
     known: dict[str, list[FieldInfo]] = {}
     for key, field in fields:
         known.setdefault(key, []).append(field)

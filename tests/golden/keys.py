@@ -48,7 +48,7 @@ def key_of(record: dict[str, Any]) -> str:
         if key in own.get(section, ()) or _is_digest(inner)
     }
     settings = RunSettings.model_validate(values)
-    canonical = canonical_settings(settings, outline(settings.method).Settings)
+    canonical = canonical_settings(settings, outline(settings.method).own)
     for (section, key), inner in kept.items():
         canonical.setdefault(section, {})[key] = inner
     return run_key(canonical, record["method_version"])

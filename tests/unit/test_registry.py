@@ -14,7 +14,9 @@ from typing import Annotated, Literal
 import pytest
 import torch
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import AfterValidator, Field, field_validator
 from torch.testing import assert_close
 
 import feddg_methods
@@ -34,6 +36,7 @@ from feddg_bench.plugins import (
     load_method,
     names,
     outline,
+    own_values,
 )
 from feddg_bench.runs.request import Request
 from feddg_methods.fedavg import FedAvg
@@ -248,35 +251,73 @@ def test_a_module_that_is_not_there_is_named_and_has_no_place(entered):
 
 OUTLINES = """
 import json, sys
-from feddg_bench.config.layers import dotted_fields, kind_of
-from feddg_bench.plugins import names, outline
-
-def facts(outline):
-    settings = {
-        key: [repr(field.get_default(call_default_factory=True)), kind_of(field), field.description]
-        for key, field in dotted_fields(outline.Settings)
-    }
-    rest = {name: value for name, value in vars(outline).items() if name != "Settings"}
-    return json.loads(json.dumps([rest, outline.Settings.files, outline.Settings.labels, settings]))
-
-def validated(outline, hyper):
-    return outline.Settings.model_validate(hyper).model_dump(mode="json")
+from feddg_bench.plugins import names, outline, own_values
+print(json.dumps({name: write_outline(outline(name)) for name in names('method')}))
+print(json.dumps([own_values('pardon', {'preset': 'paper'}), own_values('fedprox', {'mu': 1})]))
+assert not {'torch', 'feddg_methods.pardon'} & {*sys.modules}
 """
 
 
 def test_an_outline_says_what_the_class_does_and_needs_no_torch():
-    script = OUTLINES + (
-        "print(json.dumps({name: facts(outline(name)) for name in names('method')}))\n"
-        "print(json.dumps(validated(outline('pardon'), {'preset': 'paper'})))\n"
-        "assert 'torch' not in sys.modules\n"
-        "assert 'feddg_methods.pardon' not in sys.modules\n"
-    )
-    outlined, paper = map(json.loads, run_python(script).splitlines())
-    scope = {}
-    exec(OUTLINES, scope)  # noqa: S102
-    real = {name: outline_of(load_method(name)) for name in METHODS}
-    assert outlined == {name: scope["facts"](found) for name, found in real.items()}
-    assert paper == scope["validated"](real["pardon"], {"preset": "paper"})
+    script = f"from feddg_bench.outlines import write_outline\n{OUTLINES}"
+    outlined, own = map(json.loads, run_python(script).splitlines())
+    assert outlined == {name: write_outline(outline_of(load_method(name))) for name in METHODS}
+    given = {"pardon": {"preset": "paper"}, "fedprox": {"mu": 1}}
+    assert own == [checked(load_method(name).Settings, each) for name, each in given.items()]
+
+
+def checked(model, given):
+    """Return every value for those given, as a class says."""
+    return model.model_validate(given).model_dump(mode="json")
+
+
+VALUES = [
+    None,
+    True,
+    0,
+    1,
+    3,
+    -0.0,
+    0.25,
+    0.5,
+    1.0,
+    1.5,
+    float("nan"),
+    1e400,
+    10**400,
+    "none",
+    "0.5",
+    "a",
+]
+
+
+def values_of(setting):
+    return st.sampled_from([*VALUES, setting.default, [], ["a"], *setting.kind.split(" | ")])
+
+
+@pytest.mark.parametrize("name", METHODS)
+@given(data=st.data())
+def test_an_outline_gives_the_values_of_the_class_or_leaves_them_to_it(name, data):
+    own, model = outline(name).own, load_method(name).Settings
+    each = {name: values_of(setting) for name, setting in own.settings.items()}
+    hyper = data.draw(st.fixed_dictionaries({}, optional=each))
+    values = own.values(hyper)
+    if values is not None:
+        assert json.dumps(values) == json.dumps(checked(model, hyper))
+    assert json.dumps(own.values({})) == json.dumps(checked(model, {}))
+
+
+def test_an_outline_leaves_a_wrong_setting_to_the_class():
+    """Its sentence is that of the class."""
+    for hyper, sentence in (
+        ({"mx": 1}, "unknown setting 'hyper.mx'; did you mean 'hyper.mu'?"),
+        ({"mu": -1}, "setting hyper.mu: -1 is not valid: input should be greater than or equal"),
+    ):
+        assert outline("fedprox").own.values(hyper) is None
+        assert sentence in refusal(own_values, "fedprox", hyper)
+    impossible = {"transfer": "cached", "selection": "pass"}
+    assert outline("ccst").own.values(impossible) is None
+    assert "needs styles that stay" in refusal(own_values, "ccst", impossible)
 
 
 def test_the_outlines_on_file_are_of_todays_source():
@@ -306,7 +347,7 @@ def theirs(tmp_path, monkeypatch):
             f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
             "from feddg_bench.plugins import outline\n"
             "method = outline('theirs')\n"
-            "print(method.version, *method.Settings.model_fields, 'torch' in sys.modules)\n"
+            "print(method.version, *method.own.settings, 'torch' in sys.modules)\n"
         ).split()
 
     return facts
@@ -335,7 +376,7 @@ def test_a_method_of_another_package_is_imported_when_its_source_is_new(theirs):
 class Plain(MethodSettings):
     width: int | None = Field(None, ge=1)
     sizes: tuple[int, ...] = (3,)
-    kind: Literal["a", 2] = "a"
+    kind: Literal["a", "b"] = "a"
 
 
 class Own(Plain):
@@ -353,25 +394,35 @@ class Drawn(Plain):
     sizes: list[int] = Field(default_factory=lambda: [1])
 
 
+class Mixed(Plain):
+    kind: Literal["a", 2] = 2
+
+
 def test_settings_with_code_of_their_own_are_not_on_file():
     found = {
         kind: outline_of(FedAvg.__class__(kind.__name__, (FedAvg,), {"Settings": kind}))
-        for kind in (Plain, Own, Even, Drawn)
+        for kind in (Plain, Own, Even, Drawn, Mixed)
     }
     kept = {kind: write_outline(outline) for kind, outline in found.items()}
-    assert [kind for kind, written in kept.items() if written is None] == [Own, Even, Drawn]
-    again = read_outline(json.loads(json.dumps(kept[Plain]))).Settings
-    assert again(sizes="7", width="none", kind=2).model_dump() == {
-        "width": None,
-        "sizes": (7,),
-        "kind": 2,
-    }
-    for wrong in ({"width": 0}, {"width": True}, {"kind": "b"}, {"sizes": 3}, {"size": 3}):
-        with pytest.raises(ValidationError) as ours:
-            Plain(**wrong)
-        with pytest.raises(ValidationError) as theirs:
-            again(**wrong)
-        assert theirs.value.errors(include_url=False) == ours.value.errors(include_url=False)
+    assert [kind for kind, written in kept.items() if written is None] == [Own, Even, Drawn, Mixed]
+    assert read_outline(json.loads(json.dumps(kept[Plain]))) == found[Plain]
+    own = found[Plain].own
+    for hyper, values in (
+        ({"width": None, "kind": "b"}, {"width": None, "sizes": [3], "kind": "b"}),
+        ({"width": 2}, {"width": 2, "sizes": [3], "kind": "a"}),
+        *(({name: other}, None) for name, other in OTHER),
+    ):
+        assert own.values(hyper) == values
+        assert found[Own].own.values(hyper) is None
+
+
+OTHER = [
+    *[("width", wrong) for wrong in (0, True, "2", 2.0, "none")],
+    *[("kind", wrong) for wrong in ("c", "a | b", 2, None)],
+    *[("sizes", other) for other in ([3], [4], "3", 3)],
+    ("size", 3),
+]
+"""Names and values that only the class of settings refuses or converts."""
 
 
 def test_a_run_that_was_planned_by_an_old_outline_is_refused_once(tmp_path, monkeypatch, anew):

@@ -12,6 +12,7 @@ import feddg_bench as fb
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.names import SYMBOLS
+from feddg_bench.config.own import own_settings_of
 from feddg_bench.config.schema import MethodSettings, Resources, RunSettings, TrainSettings
 from feddg_bench.runs.request import (
     Datasets,
@@ -308,7 +309,7 @@ class LaterHyper(Hyper):
 def key(model: type[RunSettings], plugin: type[MethodSettings], **values: Any) -> str:
     own = plugin(**values.pop("hyper", {})).model_dump(mode="json")
     settings = model(method="theirs", scenario="a", hyper=own, **values)
-    return run_key(canonical_settings(settings, plugin), 1)
+    return run_key(canonical_settings(settings, own_settings_of(plugin)), 1)
 
 
 @pytest.mark.parametrize(("dataset", "protocol"), [("folder", "lodo"), ("digits4", "ltdo")])
@@ -378,7 +379,8 @@ def test_settings_of_our_own_methods_added_later_need_no_mark() -> None:
     settings = {"method": "fedprox", "scenario": "a"}
     old = RunSettings(**settings, hyper={"mu": 0.01})
     new = RunSettings(**settings, hyper={"mu": 0.01, "nu": 0.5})
-    assert canonical_settings(new, Later) == canonical_settings(old, Later)
+    own = own_settings_of(Later)
+    assert canonical_settings(new, own) == canonical_settings(old, own)
 
 
 def test_keys_are_those_of_the_first_records() -> None:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import dotted_keys, load_layer, merge, parse_override, validate
+from feddg_bench.config.own import own_settings_of
 from feddg_bench.config.schema import MethodSettings, Resources, RunSettings
 from tests.helpers import refused
 
@@ -237,7 +238,7 @@ def nested(key, value):
 
 def key_of(*layers, plugin=MethodSettings, version=1):
     settings = validate(RunSettings, merge(BASE, *layers))
-    return run_key(canonical_settings(settings, plugin), version)
+    return run_key(canonical_settings(settings, own_settings_of(plugin)), version)
 
 
 REMOVED = {"federation.client_timeout", "engine.clients"}
@@ -331,7 +332,8 @@ def test_a_list_of_files_enters_the_key_by_content_and_order(three_files):
 
 def test_no_path_is_in_the_canonical_settings(three_files):
     values = {"backbone": {"weights": three_files[0]}, "hyper": {"parts": three_files}}
-    canonical = canonical_settings(validate(RunSettings, merge(BASE, values)), Hyper)
+    settings = validate(RunSettings, merge(BASE, values))
+    canonical = canonical_settings(settings, own_settings_of(Hyper))
     assert os.path.dirname(three_files[0]) not in yaml.safe_dump(canonical)  # noqa: PTH120
 
 

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,6 @@ from feddg_bench.config.layers import (
     Layer,
     dotted,
     dotted_fields,
-    kind_of,
     merge,
     paragraph,
     parse_override,
@@ -43,8 +43,8 @@ from feddg_bench.config.layers import (
     validate,
 )
 from feddg_bench.config.names import SYMBOLS
+from feddg_bench.config.own import Setting, setting_of
 from feddg_bench.config.recipes import OTHERS, read_recipe, recipe_names
-from feddg_bench.config.schema import Section
 from feddg_bench.config.settle import recipe_layers, settle
 from feddg_bench.data.protocols import PROTOCOLS, scenarios
 from feddg_bench.extensions import extensions
@@ -54,6 +54,7 @@ from feddg_bench.plugins import (
     make_dataset,
     method_title,
     outline,
+    own_values,
     plugin_name,
 )
 from feddg_bench.records.sources import FOLDERS
@@ -61,6 +62,8 @@ from feddg_bench.records.tuning import load_ledger
 from feddg_bench.runs.request import Request
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from feddg_bench.data.dataset import DomainDataset
 
 _MOST = 24
@@ -101,10 +104,7 @@ def _method(name: str) -> dict[str, Any]:
         "name": name,
         "group": method.group,
         "title": paragraph(method.doc.partition("\n")[0]),
-        "settings": {
-            key: to_jsonable_python(field.get_default())
-            for key, field in method.Settings.model_fields.items()
-        },
+        "settings": {key: setting.default for key, setting in method.own.settings.items()},
     }
 
 
@@ -434,24 +434,27 @@ def _settings(method: str, dataset: str, recipe: str, tuned: Layer) -> Iterator[
     """Yield every key with its value in a run, and the origin of the value."""
     plugin = outline(method)
     layers = recipe_layers(recipe, dataset, method, plugin.needs)._replace(tuned=tuned)
-    hyper, world = plugin.Settings, load_dataset(dataset).Settings
-    settings, origins = settle(layers, hyper, world).model_dump(mode="json"), layers.origins()
-    own: dict[str, type[Section]] = {"hyper": hyper, "world": world}
+    world, origins, own = load_dataset(dataset).Settings, layers.origins(), ("hyper", "world")
+    settings = settle(layers, partial(own_values, method), world).model_dump(mode="json")
     values = dotted({key: value for key, value in settings.items() if key not in own})
     values |= {f"{key}.{name}": value for key in own for name, value in settings[key].items()}
-    theirs = (pair for key, model in own.items() for pair in dotted_fields(model, f"{key}."))
-    for key, field in (*dotted_fields(), *theirs):
-        if key in own:
-            continue
-        default = None if field.is_required() else to_jsonable_python(field.get_default())
+    known = {key: _declared(field) for key, field in dotted_fields() if key not in own}
+    known |= {f"hyper.{name}": setting for name, setting in plugin.own.settings.items()}
+    known |= {key: _declared(field) for key, field in dotted_fields(world, "world.")}
+    for key, setting in known.items():
         yield {
             "key": key,
             "value": values[key],
-            "default": default,
-            "origin": origins.get(key, "default" if values[key] == default else "implied"),
-            "kind": kind_of(field),
-            "meaning": paragraph(field.description),
+            "default": setting.default,
+            "origin": origins.get(key, "default" if values[key] == setting.default else "implied"),
+            "kind": setting.accepts,
+            "meaning": setting.meaning,
         }
+
+
+def _declared(field: FieldInfo) -> Setting:
+    default = None if field.is_required() else to_jsonable_python(field.get_default())
+    return setting_of(field, default)
 
 
 # -------------------------------------------------------------------------------- drawing

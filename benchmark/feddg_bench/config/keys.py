@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import plain_file
 from feddg_bench.config.layers import Layer
-from feddg_bench.config.schema import DatasetSettings, MethodSettings, RunSettings, Section
+from feddg_bench.config.own import OwnSettings
+from feddg_bench.config.schema import DatasetSettings, RunSettings, Section
 
 _FIRST: dict[str, Any] = json.loads(Path(__file__).with_name("first_settings.json").read_bytes())
 """Settings that existed when keys were fixed: by section, and by method under ``hyper``."""
@@ -19,27 +21,29 @@ _FIRST: dict[str, Any] = json.loads(Path(__file__).with_name("first_settings.jso
 
 def canonical_settings(
     settings: RunSettings,
-    hyper: type[MethodSettings] = MethodSettings,
+    hyper: OwnSettings | None = None,
     world: type[DatasetSettings] = DatasetSettings,
 ) -> Layer:
     """Return the settings that are hashed into the run key, as JSON values.
 
     Files are represented by their content, not by their path. A setting that was added after keys
     were fixed is left out while it has its default, so that no record is orphaned by a new setting.
-    ``hyper`` and ``world`` are the classes that check ``settings.hyper`` and ``settings.world``.
+    ``hyper`` declares ``settings.hyper``, and the class ``world`` checks ``settings.world``.
 
     Raises:
         SettingsError: If a named file cannot be read.
     """
+    hyper = hyper or OwnSettings()
     values = settings.model_dump(mode="json")
-    _leave_out_new(values, type(settings), _FIRST["run"])
+    _leave_out_new(values, _defaults(type(settings)), _FIRST["run"])
     for name, value in settings:
         if name in values and isinstance(value, Section):
-            _leave_out_new(values[name], type(value), _FIRST.get(name, ()))
-    own = _FIRST["hyper"].get(settings.method, set(hyper.model_fields) - set(hyper.added))
-    _leave_out_new(values["hyper"], hyper, own)
+            _leave_out_new(values[name], _defaults(type(value)), _FIRST.get(name, ()))
+    own = {name: setting.default for name, setting in hyper.settings.items()}
+    first = _FIRST["hyper"].get(settings.method, {*own} - {*hyper.added})
+    _leave_out_new(values["hyper"], own, first)
     if "world" in values:
-        _leave_out_new(values["world"], world, set(world.model_fields) - set(world.added))
+        _leave_out_new(values["world"], _defaults(world), {*world.model_fields} - {*world.added})
     named = [("data", "split_csv"), ("backbone", "weights")]
     for section, key in [*named, *(("hyper", key) for key in hyper.files)]:
         given = values[section].get(key)
@@ -50,12 +54,15 @@ def canonical_settings(
     return values
 
 
-def _leave_out_new(values: Layer, model: type[Section], first: Iterable[str]) -> None:
-    """Remove the fields that are not in ``first`` and have their default."""
-    new = set(model.model_fields).difference(first) & set(values)
-    defaults = model.model_construct().model_dump(mode="json", include=new) if new else {}
-    for name in new:
-        if name in defaults and values[name] == defaults[name]:
+@cache
+def _defaults(model: type[Section]) -> Layer:
+    return model.model_construct().model_dump(mode="json")
+
+
+def _leave_out_new(values: Layer, defaults: Layer, first: Iterable[str]) -> None:
+    """Remove the settings that are not in ``first`` and have their default."""
+    for name in defaults.keys() - {*first} & values.keys():
+        if values[name] == defaults[name]:
             del values[name]
 
 

@@ -75,9 +75,17 @@ def kind_of(field: FieldInfo) -> str:
     >>> kind_of(RunSettings.model_fields["seed"])
     'int >= 0'
     """
-    words = _type(field.annotation)
+    return limited(words_of(field.annotation), bounds_of(field))
+
+
+def bounds_of(field: FieldInfo) -> dict[str, Any]:
+    """Return the limits of a number by Pydantic's name, such as ``{"ge": 0}``."""
     names = ("ge", "gt", "le", "lt")
-    bounds = {n: getattr(limit, n) for limit in field.metadata for n in names if hasattr(limit, n)}
+    return {n: getattr(limit, n) for limit in field.metadata for n in names if hasattr(limit, n)}
+
+
+def limited(words: str, bounds: Mapping[str, Any]) -> str:
+    """Return a description of the values of a type, given by `words_of`, within limits."""
     low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
     if high is not None and high < MANY:
         left, right = "[" if "ge" in bounds else "(", "]" if "le" in bounds else ")"
@@ -88,14 +96,15 @@ def kind_of(field: FieldInfo) -> str:
     return f"{first}{limits}{null}"
 
 
-def _type(annotation: Any) -> str:
+def words_of(annotation: Any) -> str:
+    """Return a description of a type of settings."""
     inner = get_args(annotation)
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, inner))
     if get_origin(annotation) is tuple:
-        return f"list of {_type(inner[0])}" if inner[-1] is ... else f"{len(inner)} numbers"
+        return f"list of {words_of(inner[0])}" if inner[-1] is ... else f"{len(inner)} numbers"
     if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(map(_type, inner))
+        return " or ".join(map(words_of, inner))
     names = {str: "text", float: "number", bool: "true or false", type(None): "null"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 

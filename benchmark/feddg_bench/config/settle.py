@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.layers import dotted, merge, validate
+from feddg_bench.config.layers import Layer, dotted, merge, validate
 from feddg_bench.config.recipes import READINGS, load_recipe
 from feddg_bench.config.schema import DatasetSettings, MethodSettings, RunSettings
 
@@ -57,13 +57,13 @@ def recipe_layers(
 
 def settle(
     layers: Layers,
-    hyper: type[MethodSettings] | None = None,
+    hyper: Callable[[Mapping[str, Any]], Layer] | None = None,
     world: type[DatasetSettings] | None = None,
 ) -> RunSettings:
     """Return the settings that result from layers.
 
-    ``hyper`` and ``world`` are the models of the method's and the data set's own settings. With a
-    model, the result holds every value of these; without one, they stay as given.
+    ``hyper`` returns every value of the method's own settings for those given; ``world`` is the
+    class of the data set's. Without them, these settings stay as given.
 
     Raises:
         SettingsError: If a setting is unknown or out of range.
@@ -78,10 +78,10 @@ def settle(
     if hyper is None:
         return settings
     try:
-        values = own_settings(hyper, settings)
+        values = hyper(settings.hyper)
     except SettingsError as error:  # the user may have named several methods
         raise SettingsError(f"{settings.method}: {error}") from error
-    return settings.model_copy(update={"hyper": values.model_dump(mode="json")})
+    return settings.model_copy(update={"hyper": values})
 
 
 def own_settings(hyper: type[MethodSettings], settings: RunSettings) -> MethodSettings:

@@ -27,6 +27,7 @@ from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.common.parallel import cores
 from feddg_bench.common.portable import FIXED, describe_cpu, is_fixed
 from feddg_bench.config.keys import canonical_settings, run_key
+from feddg_bench.config.own import own_settings_of
 from feddg_bench.core.messages import Payload
 from feddg_bench.core.method import Method
 from feddg_bench.data.decoding import Layout
@@ -236,7 +237,8 @@ def machine_facts(spec: WorkerSpec) -> dict[str, str]:
     settings = spec.settings
     method = spec.plugin or load_method(settings.method)
     data = settings.data.model_copy(update={"split_csv": None})  # read where the run is planned
-    canonical = canonical_settings(settings.model_copy(update={"data": data}), method.Settings)
+    own = own_settings_of(method.Settings)
+    canonical = canonical_settings(settings.model_copy(update={"data": data}), own)
     images = "as sent"
     if isinstance(spec.federation.images, Path):
         try:

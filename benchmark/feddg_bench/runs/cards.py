@@ -15,7 +15,7 @@ from urllib.parse import quote_plus
 
 from pydantic import TypeAdapter
 
-from feddg_bench.config.layers import dotted, paragraph
+from feddg_bench.config.layers import dotted
 from feddg_bench.config.schema import PrivacySettings, Resources
 from feddg_bench.plugins import method_title, outline
 from feddg_bench.protection.possible import sent_by
@@ -92,8 +92,8 @@ def facts(plan: Plan) -> dict[str, Any]:
         "group": method.group,
         "version": plan.version,
         "settings": [
-            [name, str(hyper[name]), paragraph(field.description)]
-            for name, field in method.Settings.model_fields.items()
+            [name, str(hyper[name]), setting.meaning]
+            for name, setting in method.own.settings.items()
         ],
     }
 
@@ -243,7 +243,7 @@ def _requirements(method: Outline) -> Iterator[str]:
         yield "Clients keep validation images."
     if needs := dotted(method.needs):
         yield f"Settings: {', '.join(f'`{key}={value}`' for key, value in needs.items())}."
-    if files := method.Settings.files:
+    if files := method.own.files:
         named = ", ".join(f"`hyper.{name}`" for name in files)
         yield f"Files, for some of its settings: {named}."
 

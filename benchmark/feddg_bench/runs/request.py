@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,7 +49,15 @@ from feddg_bench.data.protocols import PROTOCOLS, Scenario, scenarios
 from feddg_bench.data.splits import scenarios_with_files
 from feddg_bench.engine.compatibility import Rate, check_fit, check_image_size, is_rgb
 from feddg_bench.models.suitability import check_consistent
-from feddg_bench.plugins import check_name, make_dataset, method_title, names, outline, read_plugins
+from feddg_bench.plugins import (
+    check_name,
+    make_dataset,
+    method_title,
+    names,
+    outline,
+    own_values,
+    read_plugins,
+)
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import TuningLedger, load_ledger
@@ -459,7 +467,7 @@ def owners(names: Iterable[str], methods: Sequence[str]) -> dict[str, list[str]]
     Raises:
         SettingsError: If no method has it.
     """
-    known = {method: outline(method).Settings.model_fields for method in methods}
+    known = {method: outline(method).own.settings for method in methods}
     by_setting = {}
     for name in names:
         able = [method for method in methods if name in known[method]]
@@ -580,15 +588,15 @@ def _settle(draft: Draft, seed: int) -> Plan:
     layers, scenario, recipe, dataset, tuned, root = draft
     name = layers.named["method"]
     method = outline(name)
-    if files := set(layers.tuned.get("hyper", {})) & set(method.Settings.files):
+    if files := set(layers.tuned.get("hyper", {})) & set(method.own.files):
         raise SettingsError(f"tuning chooses no files: the ledger of {name} has {files}")
     named = {**layers.named, "seed": seed}
-    settings = settle(layers._replace(named=named), method.Settings, dataset.Settings)
+    settings = settle(layers._replace(named=named), partial(own_values, name), dataset.Settings)
     settings = _with_network(settings, root)
     dataset = dataset.adjusted(settings.world)
     check_fit(settings, method, dataset, _rate(layers, recipe))
     dataset.decoded(settings.data)  # refuses settings that the data set cannot follow
-    canonical = canonical_settings(settings, method.Settings, dataset.Settings)
+    canonical = canonical_settings(settings, method.own, dataset.Settings)
     if dataset.identity:
         canonical["data"]["names"] = {k: list(names) for k, names in dataset.identity.items()}
     order = dataset.reference_domains or (settings.data.split_csv and dataset.domains)
@@ -715,7 +723,7 @@ def check_weights(plans: Iterable[Plan]) -> None:
 
             seen.add(str(s.backbone))
             build_backbone(s.backbone, dataset.channels, rgb=is_rgb(dataset))
-        files = outline(s.method).Settings.files
+        files = outline(s.method).own.files
         if files and str((s.method, s.hyper)) not in seen:
             from feddg_bench.engine.construction import build_method
 

@@ -6,19 +6,19 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate, islice, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from feddg_bench import plugins
 from feddg_bench.common.errors import FeddgError, SettingsError, unknown
 from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
-from feddg_bench.config.layers import Layer, dotted_fields, full_key, load_layer
+from feddg_bench.config.layers import Layer, dotted_fields, full_key, kind_of, load_layer
 from feddg_bench.config.names import SYMBOLS
 from feddg_bench.config.reading import read_names
 from feddg_bench.records.metrics import METRICS
@@ -264,29 +264,34 @@ def _say_whole(
 
     ``named`` holds the methods and data sets of the runs, one or several each.
     """
-    kinds: dict[str, Any] = {key: field.annotation for key, field in dotted_fields()}
-    sections: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-        ("hyper", "method", plugins.outline),
-        ("world", "data set", plugins.load_dataset),
-    )
+    kinds = {key: kind_of(field) for key, field in dotted_fields()}
+    sections = (("hyper", "method", _method_kinds), ("world", "data set", _world_kinds))
     for section, kind, load in sections:
         field = kind.replace(" ", "")
         given = named.get(field, getattr(Request, field))
         given = given if isinstance(given, str) else ",".join(map(str, given))
         with suppress(FeddgError):  # refused later
             for name in read_names(kind, given, plugins.names(kind), every=True):
-                own = load(name).Settings.model_fields
-                kinds |= {f"{section}.{key}": field.annotation for key, field in own.items()}
+                kinds |= {f"{section}.{key}": kind for key, kind in load(name).items()}
     for name, spec in layer["parameters"].items():
         key = _full_name(name)
         parameter = parameters.get(SYMBOLS.get(name, name))
         whole = isinstance(parameter, Range) and parameter.integer and "distribution" not in spec
-        if whole and float in (kinds.get(key), *get_args(kinds.get(key))):
+        if whole and "number" in kinds.get(key, ""):
             logger.warning(
                 "%s: the bounds of %s are whole, so W&B and `sweep` draw whole numbers only; for "
                 "all numbers from %s to %s add distribution: uniform",
                 *(path, name, spec["min"], spec["max"]),
             )
+
+
+def _method_kinds(name: str) -> dict[str, str]:
+    return {key: setting.kind for key, setting in plugins.outline(name).own.settings.items()}
+
+
+def _world_kinds(name: str) -> dict[str, str]:
+    fields = plugins.load_dataset(name).Settings.model_fields
+    return {key: kind_of(field) for key, field in fields.items()}
 
 
 def _read(path: Path) -> tuple[Layer, dict[str, Choice | Range]]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.config.recipes import recipe_names, unpublished
 from feddg_bench.config.settle import recipe_layers, settle
-from feddg_bench.plugins import load_dataset, outline
+from feddg_bench.plugins import load_dataset, outline, own_values
 from feddg_bench.records.differences import (
     Difference,
     assignments,
@@ -76,11 +76,10 @@ def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, 
     if not is_shipped(recipe):
         return None
     try:
-        plugin = outline(method) if method else None
-        layers = recipe_layers(recipe, dataset, method, plugin.needs if plugin else {})
-        settings = settle(
-            layers, plugin.Settings if plugin else None, load_dataset(dataset).Settings
-        )
+        needs = outline(method).needs if method else {}
+        layers = recipe_layers(recipe, dataset, method, needs)
+        own = partial(own_values, method) if method else None
+        settings = settle(layers, own, load_dataset(dataset).Settings)
     except FeddgError:
         return None
     return flatten(settings.model_dump(mode="json"))
