@@ -35,6 +35,7 @@ from feddg_bench.common.errors import (
 )
 from feddg_bench.common.files import cache_dir, write_whole
 from feddg_bench.config.layers import Layer, validate
+from feddg_bench.config.names import meant
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.forms import check_uplink
@@ -420,12 +421,16 @@ def outline(name: str) -> Outline:
 def own_values(name: str, given: Mapping[str, Any]) -> Layer:
     """Return every value of a method's own settings, as JSON values, for those that are given.
 
-    The method is imported only if its outline cannot tell, such as for the message of an error.
+    The method is imported only if its outline cannot tell, such as what is wrong with a value.
 
     Raises:
         SettingsError: If a setting is unknown or out of range.
     """
-    values = outline(name).own.values(given)
+    own = outline(name).own
+    if strange := "" if own.coded else next((key for key in given if key not in own.settings), ""):
+        key, known = f"hyper.{strange}", [f"hyper.{each}" for each in own.settings]
+        raise SettingsError(unknown("setting", key, known, meant(key, known)))
+    values = own.values(given)
     if values is None:
         values = validate(load_method(name).Settings, given, "hyper.").model_dump(mode="json")
     return values

@@ -307,17 +307,19 @@ def test_an_outline_gives_the_values_of_the_class_or_leaves_them_to_it(name, dat
     assert json.dumps(own.values({})) == json.dumps(checked(model, {}))
 
 
-def test_an_outline_leaves_a_wrong_setting_to_the_class():
-    """Its sentence is that of the class."""
-    for hyper, sentence in (
-        ({"mx": 1}, "unknown setting 'hyper.mx'; did you mean 'hyper.mu'?"),
-        ({"mu": -1}, "setting hyper.mu: -1 is not valid: input should be greater than or equal"),
-    ):
-        assert outline("fedprox").own.values(hyper) is None
-        assert sentence in refusal(own_values, "fedprox", hyper)
-    impossible = {"transfer": "cached", "selection": "pass"}
-    assert outline("ccst").own.values(impossible) is None
-    assert "needs styles that stay" in refusal(own_values, "ccst", impossible)
+@pytest.mark.parametrize(
+    ("name", "hyper", "sentence"),
+    [
+        ("fedprox", {"mu": -1, "mx": 1}, "unknown setting 'hyper.mx'; did you mean 'hyper.mu'?"),
+        ("fedprox", {"mu": -1}, "setting hyper.mu: -1 is not valid: input should be greater than"),
+        ("ccst", {"transfer": "cached", "selection": "pass"}, "needs styles that stay"),
+    ],
+)
+def test_a_wrong_setting_is_refused_as_the_class_does(name, hyper, sentence):
+    assert outline(name).own.values(hyper) is None
+    told = refusal(own_values, name, hyper)
+    assert sentence in told
+    assert told == refusal(validate, load_method(name).Settings, hyper, "hyper.")
 
 
 def test_the_outlines_on_file_are_of_todays_source():
