@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from contextlib import closing
-from multiprocessing import Pipe
+from multiprocessing import Pipe, current_process
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +236,24 @@ def test_a_server_that_dies_while_a_process_starts_is_done_without(tmp_path, mon
     assert type(process).__name__ == "SpawnProcess"
     process.join()
     assert (tmp_path / "spawned").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "held"),
+    [
+        ({"workers": 1}, True),
+        ({"workers": 0}, True),
+        ({"workers": 2}, False),
+        ({"workers": 1, "client_timeout": 9.0}, False),
+    ],
+)
+def test_a_daemonic_process_trains_alone_or_is_refused(monkeypatch, wanted, held):
+    monkeypatch.setattr(current_process(), "_config", {"daemon": True})
+    if held:
+        assert isinstance(open_executor(Resources(**wanted)), SerialExecutor)
+    else:
+        with refused(SettingsError, "Pool", "workers=1", "futures.ProcessPoolExecutor"):
+            open_executor(Resources(**wanted))
 
 
 def test_a_script_on_standard_input_has_no_workers(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import current_process
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def open_executor(resources: Resources) -> Executor:
     """Return the executor that the resources specify.
 
     Raises:
-        SettingsError: If this machine lacks a device.
+        SettingsError: If this machine lacks a device, or if this process may start no others.
     """
     if resources.for_runs().engine == "ray":
         share = resources.workers, resources.device, resources.threads, resources.address
@@ -63,6 +64,12 @@ def open_executor(resources: Resources) -> Executor:
     workers = count_workers(resources, devices)
     if workers == 1 and resources.client_timeout is None:
         return SerialExecutor()
+    if current_process().daemon:
+        raise SettingsError(
+            "a daemonic process, such as one of multiprocessing.Pool, may start no worker "
+            "processes: give workers=1 without client_timeout, or use "
+            "concurrent.futures.ProcessPoolExecutor in place of the pool"
+        )
     if script_is_no_file():
         raise SettingsError(
             "worker processes import the script that starts them, and this one was read from "
@@ -74,6 +81,8 @@ def open_executor(resources: Resources) -> Executor:
 def count_workers(resources: Resources, devices: Sequence[str]) -> int:
     """Return how many workers compute on the devices of this machine."""
     auto = min(cores(), MAX_AUTO_WORKERS) if list(devices) == ["cpu"] else len(devices)
+    if current_process().daemon:  # it may start no others
+        auto = 1
     return resources.workers or auto
 
 
