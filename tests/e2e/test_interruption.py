@@ -66,7 +66,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> RunRecord:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("number", "code", "workers"), [(signal.SIGINT, 130, "1"), (signal.SIGTERM, 143, "2")]
+    ("number", "code", "workers"),
+    [(signal.SIGINT, 130, "1"), (signal.SIGTERM, 143, "2"), (signal.SIGHUP, 129, "2")],
 )
 def test_interrupt_resume_equals_no_stop(
     tmp_path: Path,

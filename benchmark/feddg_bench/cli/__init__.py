@@ -107,6 +107,8 @@ def main() -> None:
     os.environ[SWITCH] = "1"
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _interrupt)  # the terminal or connection was closed
     # Child processes of a notebook inherit its backend, which may not be installed here. Figures
     # are drawn without one, but Matplotlib refuses to be imported.
     os.environ.pop("MPLBACKEND", None)

@@ -50,7 +50,7 @@ class RunInterruptedError(BaseException):
     """A signal asked the run to stop; its last checkpoint is on disk.
 
     Attributes:
-        signal_number: SIGINT or SIGTERM.
+        signal_number: SIGINT, SIGTERM or SIGHUP.
     """
 
     def __init__(self, signal_number: int) -> None:

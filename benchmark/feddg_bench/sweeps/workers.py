@@ -261,7 +261,9 @@ def work_in_processes(copy: Copy, places: Sequence[str], tell: Tell) -> None:
 def _serve(pipe: connection.Connection, copy: Copy) -> None:
     """Run as a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     one_at_a_time = threading.Lock()  # W&B's messages come in a thread of their own
 
