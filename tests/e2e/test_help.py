@@ -6,12 +6,13 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from feddg_bench import cli
 from feddg_bench.cli.help import EXAMPLES
 
 Run = Callable[..., Any]
@@ -47,6 +48,25 @@ def test_help_is_short_and_grouped(
     # one line each, without the negative halves of switches
     assert [line for line in lines if line.startswith(" " * 10)] == []
     assert [line for line in options if " / " in line or "--no-" in line] == []
+
+
+def _words(command: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of a command and of all commands below it."""
+    yield before
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _words(inner, (*before, name))
+
+
+def test_every_command_has_help_within_80_columns(
+    feddg: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    every = [*_words(cli._command())]
+    assert len(every) > 40
+    for words in every:
+        done = feddg(*words, "--help")
+        assert (done.code, done.err) == (0, ""), words
+        assert max(map(len, done.out.splitlines())) <= 80, words
 
 
 def test_rare_options_are_shown_with_all(feddg: Run) -> None:

@@ -66,7 +66,7 @@ def test_all_tables_twice_with_the_same_bytes(feddg: Run, results: Path, tmp_pat
         assert not (tmp_path / "one" / f"pardon-1.{ending}").exists()
     (empty,) = [line for line in done.out.splitlines() if "have no runs" in line]
     assert re.fullmatch(
-        "2[0-9] other tables have no runs: `feddg-bench tables [a-z-]+-1` lists what one needs",
+        "2[0-9] other tables have no runs; see `feddg-bench tables [a-z-]+-1`",
         empty,
     )
     assert "pardon" not in done.out.lower()

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
 import sys
 import tomllib
-import venv
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import feddg_bench as fb
 from feddg_bench import testing
@@ -24,6 +18,7 @@ from feddg_bench.cli.templates import EXAMPLES, write_data_set, write_method
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.plugins import GROUPS, check_declared
 from feddg_bench.testing import contract
+from tests.environment import Environment, draw_images
 from tests.helpers import one_sentence, refused
 
 EXAMPLE = Path(__file__).parents[1] / "example_plugin"
@@ -141,47 +136,6 @@ def test_nothing_is_overwritten(tmp_path):
     with refused(SettingsError, "is there already"):
         write_method("fedclip", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["test_fedclip.py"]
-
-
-class Environment:
-    """A virtual environment with the tested tree and packages that are written and installed."""
-
-    def __init__(self, place):
-        self.place, self.python = place, place / "env/bin/python"
-        venv.create(place / "env", with_pip=False)
-        (site,) = (place / "env/lib").glob("python*/site-packages")
-        ours = [Path(path).absolute() for path in sys.path if path and Path(path).is_dir()]
-        (site / "tested.pth").write_text("\n".join(map(str, ours)))
-
-    def run(self, *words):
-        """Return the output of a command; the rest of the error is shown if it fails."""
-        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        environment |= {"FEDDG_CACHE": str(self.place / "cache"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [self.python, "-m", *map(str, words)],
-            cwd=self.place,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
-        return done.stdout
-
-    def install(self, *folders):
-        """Install packages as their authors do, without downloads."""
-        self.run("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *folders)
-
-
-def draw_images(root, domains, classes=("circle", "square")):
-    """Write 20 images of random colours of each class in each domain."""
-    draw = np.random.default_rng(0)
-    for domain, name in product(domains, classes):
-        folder = root / domain / name
-        folder.mkdir(parents=True)
-        for number in range(20):
-            pixels = draw.integers(256, size=(16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.png")
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,9 @@ class Command(typer.core.TyperCommand):
         on = param.is_flag and param.default is True
         name = param.secondary_opts[0] if on and param.secondary_opts else param.opts[0]
         if not param.is_flag:
-            name += f" {param.metavar or param.make_metavar(ctx).strip('<>').upper()}"
+            # Typer renamed what click calls make_metavar.
+            kind = getattr(param, "display_type", None) or param.make_metavar
+            name += f" {param.metavar or kind(ctx).strip('<>').upper()}"
         text = param.help or ""
         default = param.default
         if param.show_default and not param.is_flag and default not in (None, (), []):

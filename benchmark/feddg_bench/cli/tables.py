@@ -123,7 +123,7 @@ class TablesCommand(Shown):
         if empty:
             others = counted(len(empty), "other table" if written else "table")
             have = "has" if len(empty) == 1 else "have"
-            say(f"{others} {have} no runs: `feddg-bench tables {empty[0]}` lists what one needs")
+            say(f"{others} {have} no runs; see `feddg-bench tables {empty[0]}`")
         if left:
             say(
                 f"not written, as other setups have more runs, and better trained ones: "
@@ -149,20 +149,21 @@ class TablesCommand(Shown):
             write_whole(folder / "tables.tex", whole.encode(), sync=False)
         if written:
             paths.insert(0, _files(folder, written, endings))
-        wrote = ", ".join(paths) or "no table"
-        say(f"Read {counted(len(runs), 'run')} from {sources}. Wrote {wrote}")
+        wrote = [path for some in paths for path in some] or ["no table"]
+        between = " " if len(wrote) == 1 else "\n  "
+        say(f"Read {counted(len(runs), 'run')} from {sources}. Wrote{between}{between.join(wrote)}")
 
 
 _FEW = 2
 """Maximum number of tables that are printed, and whose files are named."""
 
 
-def _files(folder: Path, names: Sequence[str], endings: Sequence[str]) -> str:
+def _files(folder: Path, names: Sequence[str], endings: Sequence[str]) -> list[str]:
     """Return the files of tables as a shell writes them; of many, their number and folder."""
     if len(names) > _FEW:
-        return f"{len(names)} tables to {folder}/ as {', '.join(endings)}"
+        return [f"{len(names)} tables to {folder}/ as {', '.join(endings)}"]
     ending = endings[0] if len(endings) == 1 else f"{{{','.join(endings)}}}"
-    return ", ".join(f"{folder / name}.{ending}" for name in names)
+    return [f"{folder / name}.{ending}" for name in names]
 
 
 tables_command = command(TablesCommand)
