@@ -33,7 +33,6 @@ from feddg_bench.plugins import load_method
 from feddg_bench.records.checks import is_evaluated
 from feddg_bench.records.record import RunRecord, ScenarioRecord
 from feddg_bench.testing import start_toy_run
-from feddg_methods.fedavg import FedAvg
 
 bitwise = partial(assert_close, rtol=0, atol=0)
 """Equal tensors, or trees of them, bit for bit."""
@@ -257,15 +256,6 @@ def images_of(rounds: Sequence[Any], scenario: ScenarioRecord) -> dict[str, dict
         for split, parts in (one["evaluation"] or {}).items():
             images[split] = {domain: measured["images"] for domain, measured in parts.items()}
     return images
-
-
-class Sleeping(FedAvg):
-    """Does not answer for one client in the first round."""
-
-    def fit(self, client):
-        if (client.name, client.round) == ("client_1", 1):
-            time.sleep(3600)
-        return super().fit(client)
 
 
 def start(

@@ -1,4 +1,4 @@
-"""Clients and workers that sleep, stop or die."""
+"""Clients and workers that stop or die."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddg_bench.testing import start_toy_run
 from feddg_methods.fedavg import FedAvg
 from tests.attacks.lab import PATIENCE, Lab, call
 from tests.attacks.pictures import few
-from tests.helpers import ALL, Sleeping, children
+from tests.helpers import ALL, children
 
 
 class Deadly(FedAvg):
@@ -28,36 +28,25 @@ class Deadly(FedAvg):
 
 
 def attack(lab: Lab) -> None:
-    """Try clients that never answer, and processes that end too early."""
-    with closing(ProcessExecutor(2, timeout=8)) as two:
-        sleepers(lab, two)
+    """Try processes that end too early or stop."""
     with closing(ProcessExecutor(2)) as two:
         deaths(lab, two)
     interrupts(lab)
 
 
-def sleepers(lab: Lab, two: ProcessExecutor) -> None:
-    """A client that does not answer ends the run; the next run has all workers again."""
-    for fault in ("drop", "fail"):
-        layer = {"federation": {"per_round": None, "on_fault": fault}}
-        _, failed = call(start_toy_run(Sleeping, layer, executor=two).rounds, 1)
-        held = failed.startswith("refused") and "client_1" in failed
-        lab.add(f"a client sleeps, on_fault={fault}", failed or "went on", held)
-
-
 def deaths(lab: Lab, two: ProcessExecutor) -> None:
-    """A killed worker is replaced once; a client that kills again is named."""
+    """Killed workers are replaced once in a run."""
     plain = start_toy_run(FedAvg, ALL)
     plain.rounds(2)
     run = start_toy_run(FedAvg, ALL, executor=two)
     run.rounds(1)
-    for worker in two.members:
-        os.kill(worker.process.pid, signal.SIGKILL)
+    for worker in two._mib:
+        os.kill(int(worker), signal.SIGKILL)
     _, failed = call(run.rounds, 2)
     same = encode(run.server.state()) == encode(plain.server.state())
     lab.add("both workers are killed between rounds", failed or f"same: {same}", same)
     _, failed = call(start_toy_run(Deadly, ALL, executor=two).rounds, 1)
-    held = failed.startswith("refused") and "client_1" in failed
+    held = failed.startswith("refused") and "two worker" in failed
     lab.add("a client that is deadly", failed or "went on", held)
 
 

@@ -16,8 +16,11 @@ import pytest
 
 import feddg_bench as fb
 from feddg_bench import cli
+from feddg_bench.common.errors import WorkerDeathError
 from feddg_bench.records.record import RunRecord
-from tests.helpers import children, ended, start, wait_until
+from feddg_bench.records.store import ResultsStore
+from feddg_methods.fedavg import FedAvg
+from tests.helpers import children, ended, refused, start, wait_until
 
 SOURCES = [str(Path(__file__).parents[2] / root) for root in ("benchmark", "methods", "datasets")]
 RUN = (
@@ -194,6 +197,49 @@ def test_stopped_workers_do_not_hold_up_an_interrupt(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     assert ended(process) == 130
     assert len(list(tmp_path.glob("checkpoints/*.safetensors"))) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("feddg")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
+)
+def test_no_worker_outlives_its_command(tmp_path: Path, number: int, code: int) -> None:
+    log = tmp_path / "log"
+    process = start([*RUN, "--rounds", "500", "--workers", "2", "--results", tmp_path], log)
+    assert process.pid is not None
+    wait_until(lambda: list(tmp_path.glob("checkpoints/*.safetensors")), process, log)
+    workers = [worker for child in children(process.pid) for worker in children(child)]
+    assert len(workers) == 2
+    os.kill(process.pid, number)
+    assert ended(process) == code
+    deadline = time.monotonic() + 60
+    while any(map(runs, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Deadly(FedAvg):
+    """Every client kills its process."""
+
+    def fit(self, client: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.nightly
+def test_after_a_run_that_kills_workers_the_next_one_begins(tmp_path: Path, cache: Path) -> None:
+    given: dict[str, Any] = {
+        "scenario": "ip-o-c",
+        "settings": {"clients": 6, "per_round": 3, "rounds": 1, "data.image_size": 8},
+        "results": tmp_path,
+        "cache_dir": cache,
+        "workers": 2,
+        "quiet": True,
+    }
+    with refused(WorkerDeathError, "two worker processes died (signal 9)", "checkpoint") as caught:
+        fb.run([Deadly, "fedavg"], **given)
+    assert "Deadly" in caught.value.__notes__[-1]
+    assert [record.method for record in ResultsStore(tmp_path)] == ["fedavg"]
 
 
 def test_left_overs_of_killed_runs_are_tidied(tmp_path: Path, feddg: Run) -> None:

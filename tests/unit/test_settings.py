@@ -260,7 +260,7 @@ def test_how_gpus_compute_is_left_out_of_the_key_while_it_is_the_default():
 @pytest.mark.parametrize(
     ("pair", "default", "hint"),
     [
-        ("client_timeout=60", {"federation": {"client_timeout": None}}, "--client-timeout"),
+        ("client_timeout=60", {"federation": {"client_timeout": None}}, "Ctrl-C"),
         ("engine.clients=auto", {"engine": {"clients": "exact"}}, "leave engine.clients out"),
         ("engine.clients=batched", {"engine": {"clients": "exact"}}, "leave engine.clients out"),
     ],

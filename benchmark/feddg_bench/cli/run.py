@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg_bench.cli.help import DATA, OUTPUT, WHERE, option
+from feddg_bench.cli.help import DATA, OUTPUT, option
 from feddg_bench.cli.options import (
     Experiment,
     Json,
@@ -43,24 +43,8 @@ if TYPE_CHECKING:
     from feddg_bench.records.record import RunRecord
 
 
-@dataclass(frozen=True)
-class RunRecording(Recording):
-    """Where runs are computed and recorded, and how long a client may take."""
-
-    client_timeout: Annotated[
-        float | None,
-        option(
-            WHERE,
-            min=1,
-            metavar="SECONDS",
-            rare=True,
-            help="that a client may take before the run ends; default no limit",
-        ),
-    ] = None
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RunCommand(RunRecording, Experiment):
+class RunCommand(Recording, Experiment):
     """Train methods, record every run and print a table.
 
     Recorded runs are not repeated, interrupted ones resume. By default: FedAvg on Digits4, ltdo,
@@ -120,7 +104,7 @@ run_command = command(RunCommand)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ResumeCommand(RunRecording):
+class ResumeCommand(Recording):
     """Resume an interrupted run from its last checkpoint."""
 
     run: Annotated[
@@ -238,13 +222,19 @@ def _run_all(
 
     store = open_results(resources.results)
     records: list[RunRecord] = []
+    begun: list[Plan] = []
+
+    def each() -> Iterator[Plan]:
+        for plan in plans:
+            begun.append(plan)
+            yield plan
+
     try:
         with ConsoleReport(len(plans)) as report, Tracker(resources, report.say) as tracker:
             observers = (report, tracker, Loggers(resources, report.say))
-            for record in execute_all(plans, resources, *observers, keep=keep, again=again):
-                records.append(record)  # noqa: PERF402 - their number tells which was stopped
+            records += execute_all(each(), resources, *observers, keep=keep, again=again)
     except RunInterruptedError as stop:
-        key = plans[len(records)].key
+        key = (begun or plans[:1])[-1].key
         where = ""
         if resources.results != Resources().results:
             where = f" --results {from_here(resources.results)}"

@@ -42,6 +42,10 @@ class ClientError(FeddgError):
     """A bad reply of a client, if ``on_fault`` is ``fail``."""
 
 
+class WorkerDeathError(FeddgError):
+    """Workers died over a run, such as when memory ran out; other runs can begin."""
+
+
 class DataError(FeddgError):
     """A file or folder that is missing, unreadable or not what it claims to be."""
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    BrokenExecutor,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
 from contextlib import contextmanager, suppress
-from multiprocessing import current_process, forkserver, get_context
-from multiprocessing.connection import Connection, wait
+from functools import cache
+from multiprocessing import current_process, forkserver, get_context, parent_process
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from feddg_bench.common.errors import FeddgError
+from feddg_bench.common.errors import FeddgError, PluginError, in_a_line
 
 T = TypeVar("T")
 
@@ -104,25 +110,36 @@ def start_process(
 ) -> BaseProcess:
     """Start a process that computes on a device, ends with this one, and ignores Ctrl-C.
 
-    For a CPU, where forks are safe, it is forked from one server that imports PyTorch and the
-    engine once; otherwise each process would take seconds and 300 MB for that.
-
     A child process that runs the user's script again ends with `RAN_AGAIN`.
     """
-    if runs_the_script_again():
-        os._exit(RAN_AGAIN)  # an exception would reach the script, which may catch it
+    end_if_run_again()
+    given = target, arguments, dict(os.environ)
 
     def start(way: SpawnContext | ForkServerContext) -> BaseProcess:
-        given = target, arguments, dict(os.environ)
         process = way.Process(target=_with_environment, args=given, daemon=True)
         with interrupts_ignored():
             process.start()
         return process
 
-    if device == "cpu" and sys.platform == "linux":
-        with suppress(OSError, EOFError):  # the server died, or its socket was removed from /tmp
-            return start(_server())
+    context = process_context(device)
+    with suppress(OSError, EOFError):  # the server died, or its socket was removed from /tmp
+        return start(context)
     return start(get_context("spawn"))
+
+
+def end_if_run_again() -> None:
+    """End this process with `RAN_AGAIN` if it runs its parent's whole script."""
+    if runs_the_script_again():
+        os._exit(RAN_AGAIN)  # an exception would reach the script, which may catch it
+
+
+def process_context(device: str) -> SpawnContext | ForkServerContext:
+    """Return the way to start processes that compute on a device.
+
+    For a CPU, where forks are safe, they are forked from one server that imports PyTorch and the
+    engine once; otherwise each process would take seconds and 300 MB for that.
+    """
+    return _server() if device == "cpu" and sys.platform == "linux" else get_context("spawn")
 
 
 def _server() -> ForkServerContext:
@@ -152,11 +169,69 @@ def prepare_processes(device: str, workers: int) -> None:
 def _with_environment(
     target: Callable[..., object], arguments: tuple[Any, ...], environment: dict[str, str]
 ) -> None:
-    """Run ``target`` in the parent's current environment; the fork server keeps an older one."""
+    use_environment(environment)
+    target(*arguments)
+
+
+def use_environment(environment: dict[str, str]) -> None:
+    """Take over the parent's current environment; the fork server keeps an older one."""
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # looked up again: TMPDIR may have changed
-    target(*arguments)
+
+
+def end_with_parent() -> None:
+    """Let this process end at once when its parent is gone; unfinished work is left as it is."""
+    parent = parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def begin_in_pool(environment: dict[str, str]) -> None:
+    """Begin as a process of a pool, for which its parent handles Ctrl-C and a closed terminal."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+    use_environment(environment)
+
+
+def end_pool(pool: ProcessPoolExecutor) -> list[int]:
+    """End a pool's processes, also in the middle of a call, and return their exit statuses."""
+    processes = [*(pool._processes or {}).values()]  # Python 3.14 has `kill_workers`
+    for process in processes:
+        process.kill()
+    pool.shutdown(cancel_futures=True)
+    return [process.exitcode or 0 for process in processes]
+
+
+@contextmanager
+def portable_errors() -> Iterator[None]:
+    """Let only errors leave the block that another process can receive.
+
+    Raises:
+        PluginError: In place of an exception that cannot be pickled, or ends a process.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) and _is_portable(error):
+            raise
+        other = PluginError(in_a_line(error))
+        for note in getattr(error, "__notes__", ()):
+            other.add_note(note)
+        raise other from error
+
+
+def _is_portable(error: Exception) -> bool:
+    try:
+        return type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 - our own
+    except Exception:
+        return False
 
 
 def end_processes(processes: Sequence[BaseProcess], grace: float = _GRACE) -> None:
@@ -189,78 +264,47 @@ def in_processes(
     """
     if current_process().daemon or script_is_no_file():
         return None
-    context = get_context("spawn")
-    team: dict[Connection, BaseProcess] = {}
+    given = (dict(os.environ),)
+    pool = ProcessPoolExecutor(size, get_context("spawn"), begin_in_pool, given)
     able = False
     try:
-        for _ in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            with interrupts_ignored():
-                process.start()
-            team[ours] = process
-            theirs.close()
-        for pipe in team:
-            pipe.send(make)  # our own object to our own child
-        able = all(pipe.recv() for pipe in team)
+        data = pickle.dumps(make)  # our own object for our own children
+        with interrupts_ignored():
+            made = [pool.submit(_try, data) for _ in range(size)]
+        wait(made)
+        able = not any(future.exception() for future in made)
     except Exception:
         return None
     finally:
         if not able:
-            _end(team)
-    return _share(team, numbers) if able else None
+            end_pool(pool)
+    return _share(pool, data, numbers) if able else None
 
 
-def _share(team: Mapping[Connection, BaseProcess], numbers: Sequence[int]) -> Iterator[Any]:
-    waiting = iter(numbers)
-    running: set[Connection] = set()
-    idle = list(team)
-    done: list[Any] = []
+def _share(pool: ProcessPoolExecutor, data: bytes, numbers: Sequence[int]) -> Iterator[Any]:
     try:
-        while idle:
-            for pipe, number in zip(idle, waiting, strict=False):
-                pipe.send(number)
-                running.add(pipe)
-            yield from done
-            ready = wait(list(running)) if running else []
-            idle = [pipe for pipe in running if pipe in ready]
-            done = [pipe.recv() for pipe in idle]
-            running.difference_update(idle)
-            for result in done:
-                if isinstance(result, Exception):
-                    raise result
-    except (EOFError, ConnectionError) as error:
+        for future in as_completed([pool.submit(_do, data, number) for number in numbers]):
+            yield future.result()
+    except BrokenExecutor as error:
         raise FeddgError(
             "a helper process died, most likely because memory ran out; the same "
             "command goes on where it stopped"
         ) from error
     finally:
-        _end(team)
+        end_pool(pool)
 
 
-def _end(team: Mapping[Connection, BaseProcess]) -> None:
-    for pipe in team:
-        pipe.close()
-    end_processes(list(team.values()))
+@cache
+def _made(data: bytes) -> Callable[[int], Any]:
+    """Return what ``make`` of `in_processes` made in this process."""
+    work: Callable[[int], Any] = pickle.loads(data)()  # noqa: S301 - our own parent's
+    return work
 
 
-def _serve(pipe: Connection) -> None:
-    """Work as a process of `in_processes` until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, ConnectionError):
-        try:
-            work = pipe.recv()()
-        except (AttributeError, ImportError):  # a class that only the parent can see
-            pipe.send(False)
-            return
-        pipe.send(True)
-        while True:
-            number = pipe.recv()
-            try:
-                result = work(number)
-            except (FeddgError, OSError) as error:
-                pipe.send(error)
-            except Exception:  # raised by the parent
-                pipe.send(RuntimeError(f"in a process that decodes:\n{traceback.format_exc()}"))
-            else:
-                pipe.send(result)
+def _try(data: bytes) -> None:
+    _made(data)
+
+
+def _do(data: bytes, number: int) -> Any:
+    with portable_errors():
+        return _made(data)(number)

@@ -272,7 +272,7 @@ class FederationSettings(Section):
     """If a client fails, for example with NaN or wrong shapes in its reply: ``drop`` continues the
     round without the client, ``fail`` ends the run."""
     client_timeout: None = None
-    """Removed: a client that hangs is no longer left out; see ``--client-timeout``."""
+    """Removed: a client that hangs is no longer left out."""
 
     @field_validator("client_timeout", mode="before")
     @classmethod
@@ -280,7 +280,7 @@ class FederationSettings(Section):
         if value is not None:
             raise _removed(
                 "leaving out a client that takes too long",
-                "end such a run by --client-timeout SECONDS, and go on with `feddg-bench resume`",
+                "end such a run with Ctrl-C, and go on with `feddg-bench resume`",
             )
         return value
 
@@ -526,8 +526,6 @@ class Resources(Section):
     """CPU threads of each worker; of settings here, only it and ``device`` affect the last bits."""
     engine: Literal["processes", "ray", "slurm"] = "processes"
     """Workers: processes on this machine, a Ray cluster, or (for sweeps) Slurm jobs."""
-    client_timeout: float | None = Field(None, gt=0)
-    """Seconds that a worker may take for a client, or for an evaluation, before the run ends."""
     address: str | None = None
     """Address of the Ray cluster, ``HOST:PORT`` or ``auto``; null starts one for the command."""
     data_root: Path | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -214,6 +214,13 @@ def decode(data: bytes) -> Any:
         return _fill(tree, load(data))
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError("the bytes are cut short or were not written by feddg-bench") from error
+
+
+def decode_file(path: str) -> Any:
+    """Return the payload of a file with bytes of `encode`; its tensors are read when used."""
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return _fill(json.loads(file.metadata()["tree"]), tensors)
 
 
 def _strip(payload: Any, tensors: dict[str, Tensor]) -> Any:

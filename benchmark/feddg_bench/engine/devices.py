@@ -58,16 +58,16 @@ def open_executor(resources: Resources) -> Executor:
     """
     if resources.for_runs().engine == "ray":
         share = resources.workers, resources.device, resources.threads, resources.address
-        executor: Executor = load_ray().RayExecutor(*share, resources.client_timeout)
+        executor: Executor = load_ray().RayExecutor(*share)
         return executor
     devices = find_devices(resources.device)
     workers = count_workers(resources, devices)
-    if workers == 1 and resources.client_timeout is None:
+    if workers == 1:
         return SerialExecutor()
     if current_process().daemon:
         raise SettingsError(
             "a daemonic process, such as one of multiprocessing.Pool, may start no worker "
-            "processes: give workers=1 without client_timeout, or use "
+            "processes: give workers=1, or use "
             "concurrent.futures.ProcessPoolExecutor in place of the pool"
         )
     if script_is_no_file():
@@ -75,7 +75,7 @@ def open_executor(resources: Resources) -> Executor:
             "worker processes import the script that starts them, and this one was read from "
             "standard input: save it to a file, or give workers=1"
         )
-    return ProcessExecutor(workers, placement(devices, workers), timeout=resources.client_timeout)
+    return ProcessExecutor(workers, placement(devices, workers))
 
 
 def count_workers(resources: Resources, devices: Sequence[str]) -> int:

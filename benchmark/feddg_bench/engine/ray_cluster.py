@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import pickle
 import platform
 import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,12 @@ from feddg_bench.common.parallel import cores
 from feddg_bench.common.portable import FIXED, describe_cpu, is_fixed
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.own import own_settings_of
-from feddg_bench.core.messages import Payload
+from feddg_bench.core.messages import Payload, decode
 from feddg_bench.core.method import Method
 from feddg_bench.data.decoding import Layout
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.image_store import check_store
-from feddg_bench.engine.executors import PoolExecutor, RemoteWorker, WorkerEnd
+from feddg_bench.engine.executors import FuturesExecutor, Posted, WorkerEnd, death
 from feddg_bench.engine.gpu import device_name
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.plugins import load_method
@@ -42,7 +44,7 @@ logger = logging.getLogger(__name__)
 _check_once = cache(check_store)
 
 PATIENCE = 60.0
-"""Seconds without free resources for a worker after which a warning is logged."""
+"""Seconds without any worker after which a warning is logged."""
 
 
 class RayCluster:
@@ -97,12 +99,11 @@ class RayCluster:
             ray.shutdown()
 
 
-class RayExecutor(PoolExecutor):
+class RayExecutor(FuturesExecutor):
     """Runs tasks on the actors of a Ray cluster: one long-lived actor for each share of a device.
 
-    Data for all workers is put into the object store once, and each machine fetches it once. An
-    actor whose machine is lost is rebuilt where resources are free; until then the run continues
-    without it. The arguments are those of `RayCluster`, and the ``timeout`` of `PoolExecutor`.
+    Data for all workers is put into the object store once, and each machine fetches it once. The
+    arguments are those of `RayCluster`.
     """
 
     def __init__(
@@ -111,11 +112,18 @@ class RayExecutor(PoolExecutor):
         device: str = "auto",
         threads: int = 1,
         address: str | None = None,
-        timeout: float | None = None,
     ) -> None:
         self.cluster = RayCluster(workers, device, threads, address)
-        make = ray.remote(_RayEnd).options(**self.cluster.options).remote
-        super().__init__([_Actor(make) for _ in range(self.cluster.count)], timeout)
+        super().__init__(self.cluster.count)
+
+    def open_pool(self) -> ActorPool:
+        """Start the actors."""
+        return ActorPool(self.workers, self.cluster.options)
+
+    def end_pool(self, pool: ActorPool) -> str:
+        """End the actors."""
+        pool.shutdown()
+        return ""
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build all workers; their machines must match this one (`machine_facts`)."""
@@ -123,26 +131,26 @@ class RayExecutor(PoolExecutor):
         super().start(spec, method)
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
-        """Return the `WorkerSpec` of each worker."""
-        own = replace(spec, device=self.cluster.device, sharing=self.cluster.sharing or 1)
-        return [own] * len(self.members)
+        """Return the `WorkerSpec` of all workers."""
+        return [replace(spec, device=self.cluster.device, sharing=self.cluster.sharing or 1)]
 
-    def post(self, data: bytes) -> Any:
+    def post(self, data: bytes) -> Posted:
         """Put data that all workers need into the object store."""
-        return ray.put(data)
+        reference = ray.put(data)
+        return Posted(reference.hex(), [reference])  # Ray fetches it when a worker asks for it
 
-    def built(self, member: RemoteWorker, answer: Payload) -> None:
+    def built(self, facts: Payload) -> None:
         """Refuse a worker on a machine that could give other results.
 
         Raises:
             DataError: If that machine differs from this one in more than the CPU.
         """
-        self.device_name = answer["device"]
+        self.device_name = facts["device"]
         for name, ours in self._here.items():
-            theirs = answer[name]
+            theirs = facts[name]
             if theirs == ours:
                 continue
-            difference = f"{answer['node']} of the Ray cluster has {name} {theirs}, not {ours}"
+            difference = f"{facts['node']} of the Ray cluster has {name} {theirs}, not {ours}"
             if name == "CPU":  # accepted: only rounding differs, and not with `--portable`
                 logger.warning(
                     "%s: the last bits of numbers may differ; see --portable", difference
@@ -154,74 +162,116 @@ class RayExecutor(PoolExecutor):
                     f"images, best in one --cache-dir that they share"
                 )
 
-    def _ready(self, busy: Sequence[RemoteWorker]) -> list[RemoteWorker]:
-        """Return the busy workers that answered or died; warn if all wait for resources."""
-        futures = [member.future for member in busy]
-        while all(member.job and member.job.building for member in busy):
-            if wait(futures, PATIENCE, FIRST_COMPLETED).done:
-                break
-            logger.warning("waiting for room for workers on the Ray cluster")
-        return super()._ready(busy)
-
     def close(self) -> None:
         """End the actors, and the cluster if it was started here."""
-        for member in self.members:
-            member.end()
+        super().close()
         self.cluster.close()
 
 
-class _Actor(RemoteWorker):
-    """A worker on a machine of the cluster."""
+class ActorPool(ThreadPoolExecutor):
+    """A pool of actors; each thread waits for the answer of one.
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
+    Ray starts an actor that dies again, where resources are free. Until then its job, which is
+    repeated once, and all others go to the other actors.
+    """
+
+    def __init__(self, count: int, options: dict[str, Any]) -> None:
+        super().__init__(count)
+        make = ray.remote(_Actor).options(max_restarts=-1, **options).remote
+        self._actors: list[Any] = [make() for _ in range(count)]
+        self._idle: SimpleQueue[Any] = SimpleQueue()
+        self._alive: set[Any] = set()
+        for actor in self._actors:
+            self._await(actor)
+
+    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        """Let the first idle actor call its method with the name of the function."""
+        return super().submit(self._call, function.__name__, arguments)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """End the actors, also in the middle of a call."""
+        for actor in self._actors:
+            ray.kill(actor)
+        for _ in self._actors:
+            self._idle.put(None)
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+    def _await(self, actor: Any) -> None:
+        """Give work to an actor as soon as it lives."""
+
+        def lives(_: Future[Any]) -> None:
+            self._alive.add(actor)
+            self._idle.put(actor)
+
+        self._alive.discard(actor)
+        actor.live.options(max_task_retries=-1).remote().future().add_done_callback(lives)
+
+    def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        how = ""
+        for _ in range(2):
+            actor = self._next()
+            try:
+                answer = ray.get(getattr(actor, name).remote(*arguments))
+            except RayTaskError as error:  # raised by the job
+                self._idle.put(actor)
+                raise (error.cause or error) from error
+            except RayError as error:
+                how = type(error).__name__
+                if "creation task" in str(error):
+                    last = str(error).strip().splitlines()[-1]
+                    raise FeddgError(
+                        f"a machine of the Ray cluster cannot run clients ({last}): install the "
+                        f"same feddg-bench and plugins there"
+                    ) from error
+                logger.warning("a worker died (%s): its work is repeated", how)
+                self._await(actor)
+            else:
+                self._idle.put(actor)
+                return answer
+        raise death(how)
+
+    def _next(self) -> Any:
+        """Return an idle actor."""
+        while True:
+            try:
+                actor = self._idle.get(timeout=PATIENCE)
+            except Empty:
+                if not self._alive:
+                    logger.warning("waiting for room for workers on the Ray cluster")
+                continue
+            if actor is None:
+                raise BrokenExecutor("the pool was closed")
+            return actor
+
+
+class _Actor(WorkerEnd):
+    """A worker on a machine of the cluster, which it checks before it builds the worker."""
+
+    def __init__(self) -> None:
         super().__init__()
+        self.name = str(ray.get_runtime_context().get_actor_id())
 
-    def begin(self) -> None:
-        """Start a worker that is idle and not built yet."""
-        super().begin()
-        self.actor = self._make()
-        self._how = "it did not answer"
+    def live(self) -> None:
+        """Return when the actor lives."""
 
-    def submit(self, *calls: tuple[str, Any]) -> Future[bytes]:
-        """Call methods of its `WorkerEnd` by name; an actor runs its calls in order."""
-        # Python's own futures, because a signal that arrives within Ray's `wait` is lost.
-        asked = [getattr(self.actor, word).remote(argument).future() for word, argument in calls]
-        future: Future[bytes] = asked[-1]
-        return future
+    def specs(self, place: Any) -> list[WorkerSpec]:
+        """Return the posted spec."""
+        specs: list[WorkerSpec] = pickle.loads(ray.get(place[0]))  # noqa: S301 - our own
+        return specs
 
-    def take(self) -> bytes:
-        """Return the worker's answer, and forget it."""
-        try:
-            return super().take()
-        except RayError as error:
-            self._how = type(error).__name__
-            if isinstance(error, RayTaskError) or "creation task" in str(error):
-                last = str(error).strip().splitlines()[-1]
-                raise FeddgError(
-                    f"a machine of the Ray cluster cannot run clients ({last}): install the same "
-                    f"feddg-bench and plugins there"
-                ) from error
-            raise EOFError from error
+    def payload(self, place: Any) -> Payload:
+        """Return a posted payload."""
+        found: Payload = decode(ray.get(place[0]))
+        return found
 
-    def end(self) -> str:
-        """End the worker, and return how it ended."""
-        ray.kill(self.actor)
-        return self._how
-
-
-class _RayEnd(WorkerEnd):
-    """The remote end of an `_Actor`, which checks its machine before it builds the worker."""
-
-    def start(self, spec: WorkerSpec) -> Payload:
-        """Build the worker, and return the facts about this machine."""
+    def facts(self, spec: WorkerSpec) -> Payload:
+        """Return the facts about this machine."""
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         images = spec.federation.images
         try:
             here = machine_facts(spec)
             if isinstance(images, Path):
                 _check_once(images, _layout(spec.federation))
-            super().start(spec)
         except FeddgError as error:
             raise type(error)(f"on {node} of the Ray cluster: {error}") from error
         return here | {"node": node, "device": device_name(spec.device)}

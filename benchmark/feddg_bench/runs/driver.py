@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from feddg_bench.common.errors import WorkerDeathError
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import federate
 from feddg_bench.core.messages import Reply, Task
@@ -121,15 +122,19 @@ def execute_all(
 ) -> Iterator[RunRecord]:
     """Execute the runs that are not recorded yet, one after the other, and yield every record.
 
+    A run over which workers die does not keep the others from being done.
+
     A recorded run that lacks a model to keep is repeated; for ``keep`` and ``again`` see
     `execute`.
 
     Raises:
+        WorkerDeathError: After all other runs, if workers died over one.
         FeddgError: If the data, a file or a setting cannot be used.
     """
     store = open_results(resources.results)
     data = RunData(resources.cache_dir)
     executor: Executor | None = None
+    died: list[WorkerDeathError] = []
     try:
         for plan in plans:
             record = None
@@ -144,7 +149,17 @@ def execute_all(
             if executor is None:
                 store.check_writable()
                 executor = open_executor(resources)
-            yield execute(plan, data, executor, resources, *observers, keep=keep, again=again)
+            try:
+                record = execute(
+                    plan, data, executor, resources, *observers, keep=keep, again=again
+                )
+            except WorkerDeathError as error:
+                died.append(error)
+                died[0].add_note(plan.title)
+                continue
+            yield record
     finally:
         if executor is not None:
             executor.close()
+    if died:
+        raise died[0]

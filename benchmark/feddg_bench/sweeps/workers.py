@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import Pipe, connection, parent_process
+from multiprocessing import Pipe, connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,7 @@ from feddg_bench.common.errors import (
     in_a_line,
     told,
 )
-from feddg_bench.common.parallel import end_processes, start_process
+from feddg_bench.common.parallel import end_processes, end_with_parent, start_process
 from feddg_bench.common.terminal import say
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import open_results
@@ -264,7 +264,7 @@ def _serve(pipe: connection.Connection, copy: Copy) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     one_at_a_time = threading.Lock()  # W&B's messages come in a thread of their own
 
     def tell(*event: object) -> None:
@@ -285,14 +285,6 @@ def _serve(pipe: connection.Connection, copy: Copy) -> None:
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
     raise RunInterruptedError(number)
-
-
-def _end_with_parent() -> None:
-    """End at once when the parent is gone; unfinished work is left as after any other kill."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 # ---------------------------------------------------------------------------------- clusters
