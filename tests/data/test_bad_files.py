@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from feddg_bench.common.errors import DataError, SettingsError, printable, unknown
 from feddg_bench.config.keys import file_digest
 from feddg_bench.config.schema import DataSettings
+from feddg_bench.data import dataset
 from feddg_bench.data.dataset import (
     UnreadableError,
     drawn_by_us,
@@ -336,3 +337,15 @@ def test_an_image_in_memory_is_treated_like_its_file(tmp_path):
     assert len({pixels_of(path, 8, **how).tobytes() for how in ({}, {"exif": True})}) == 2
     with pytest.raises(DataError, match="an image cannot be decoded"):
         pixels_of(Image.new("F", (8, 8)), 8)
+
+
+@pytest.mark.parametrize("kept", [40, 80, 120])
+def test_damaged_exif_data_cause_no_warning(tmp_path, kept):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F], exif[0x0110] = 6, "maker" * 20, "model" * 20
+    path = tmp_path / "photo.jpg"
+    Image.new("RGB", (8, 8), "red").save(path, exif=exif.tobytes()[:kept])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset._ignore_warnings.__wrapped__()
+        assert read_image(path, 8, exif=True).shape == (8, 8, 3)

@@ -573,11 +573,11 @@ def _open(source: Path | BytesIO) -> ImageFile:
 
 @cache
 def _ignore_warnings() -> None:
-    """Silence Pillow's warnings of large images and of EXIF data that it cannot read."""
+    """Silence Pillow's warnings of large images and of EXIF and other data beside the pixels."""
     from PIL.Image import DecompressionBombWarning
 
     warnings.filterwarnings("ignore", category=DecompressionBombWarning)
-    warnings.filterwarnings("ignore", "Corrupt EXIF data", module="PIL")
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 def _why(path: Path, error: Exception) -> str:
