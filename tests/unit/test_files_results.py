@@ -184,6 +184,21 @@ def test_the_store_lists_records_and_nothing_else(tmp_path):
     assert list(store) == sorted(records, key=lambda record: record.key)
 
 
+def test_hidden_files_are_no_records(tmp_path, several, caplog):
+    store = ResultsStore(tmp_path)
+    (tmp_path / "records").mkdir()
+    path = store.save(several[0])
+    for hidden in (path.with_name(f"._{path.name}"), tmp_path / "records" / "._a.jsonl.xz"):
+        hidden.write_bytes(b"\0\5\x16\7")
+    assert [run.key for run in read_runs(tmp_path)] == [several[0].key]
+    (packed,) = pack_runs(tmp_path)
+    assert store.load(several[0].key) == several[0]
+    assert sources.holds_records(tmp_path)
+    packed.unlink()
+    assert not sources.holds_records(tmp_path)
+    assert caplog.messages == []
+
+
 def test_trying_the_folder_leaves_nothing_there(tmp_path):
     ResultsStore(tmp_path / "new").check_writable()
     assert list(tmp_path.iterdir()) == []

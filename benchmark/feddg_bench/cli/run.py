@@ -119,7 +119,7 @@ class ResumeCommand(Recording):
         """Run the command."""
         store = open_results(self.results)
         key = Path(self.run).stem
-        begun = sorted(path.stem for path in store.checkpoints.glob("*.safetensors"))
+        begun = sorted(path.stem for path in store.checkpoints.glob("[!.]*.safetensors"))
         found = store.find(key, begun)
         if found is None:
             done = store.find(key, store.keys())

@@ -141,7 +141,7 @@ def _found(folders: Sequence[Path]) -> Iterator[tuple[Listed, dict[str, Any]]]:
                 ),
                 dict(run.settings),
             )
-        for path in sorted(store.checkpoints.glob("*.safetensors")):
+        for path in sorted(store.checkpoints.glob("[!.]*.safetensors")):
             if path.stem not in seen:
                 seen.add(path.stem)
                 yield _interrupted(path, str(root))

@@ -157,7 +157,7 @@ _KINDS = (("runs", ".json", False), ("records", ENDING, True))
 
 def holds_records(root: Path) -> bool:
     """Return whether a folder holds a record; a refused command leaves an empty folder."""
-    return any(any((root / folder).glob(f"*{ending}")) for folder, ending, _ in _KINDS)
+    return any(any((root / folder).glob(f"[!.]*{ending}")) for folder, ending, _ in _KINDS)
 
 
 def default_folders() -> list[Path]:
@@ -193,7 +193,9 @@ def find_records(root: Path, *, packed: bool | None = None) -> list[Source]:
 
 
 def find_sources(folder: Path, ending: str, *, packed: bool) -> list[Source]:
-    """Return a folder's files with this ending, by name; none if there is no such folder.
+    """Return a folder's files with this ending, by name, except hidden ones.
+
+    There are none if there is no such folder.
 
     Raises:
         DataError: If the folder cannot be read.
@@ -208,7 +210,7 @@ def find_sources(folder: Path, ending: str, *, packed: bool) -> list[Source]:
     return [
         Source(folder, name, stamp, packed)
         for name, stamp in sorted(named)
-        if name.endswith(ending)
+        if name.endswith(ending) and not name.startswith(".")  # macOS adds ._NAME to NAME
     ]
 
 
