@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -131,11 +132,25 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except (ImportError, MemoryError, SystemError) as error:  # mapping a library can fail, too
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        library = not isinstance(error, ImportError) or "map segment" in str(error)
+        if limit == resource.RLIM_INFINITY or not library:
+            raise
+        print(
+            f"feddg-bench: error: memory ran out within the limit of the address space, "
+            f"{limit / 2**30:.1f} GiB: PyTorch needs about 6; raise it (ulimit -v unlimited, or "
+            f"the batch system's limit of virtual memory)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except OSError as error:
-        if error.errno not in _OUTSIDE:
+        if error.errno not in (*_OUTSIDE, errno.EMFILE):
             raise
         where = f"{error.filename}: " if error.filename else ""
         text = f"cannot use {where}{error.strerror}; mend that or name another place"
+        if error.errno == errno.EMFILE:
+            text = "too many open files: raise the limit, such as by ulimit -n 1024"
         print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)
         sys.exit(2)
 
