@@ -181,6 +181,7 @@ class ActorPool(ThreadPoolExecutor):
         self._actors: list[Any] = [make() for _ in range(count)]
         self._idle: SimpleQueue[Any] = SimpleQueue()
         self._alive: set[Any] = set()
+        self._closed = False
         for actor in self._actors:
             self._await(actor)
 
@@ -190,6 +191,7 @@ class ActorPool(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
         """End the actors, also in the middle of a call."""
+        self._closed = True
         for actor in self._actors:
             ray.kill(actor)
         for _ in self._actors:
@@ -216,6 +218,8 @@ class ActorPool(ThreadPoolExecutor):
                 self._idle.put(actor)
                 raise (error.cause or error) from error
             except RayError as error:
+                if self._closed:
+                    raise BrokenExecutor from error
                 how = type(error).__name__
                 if "creation task" in str(error):
                     last = str(error).strip().splitlines()[-1]
@@ -239,8 +243,8 @@ class ActorPool(ThreadPoolExecutor):
                 if not self._alive:
                     logger.warning("waiting for room for workers on the Ray cluster")
                 continue
-            if actor is None:
-                raise BrokenExecutor("the pool was closed")
+            if self._closed:
+                raise BrokenExecutor
             return actor
 
 
