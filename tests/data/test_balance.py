@@ -99,7 +99,7 @@ def test_the_check_of_a_folder_reports_them(root: Path) -> None:
     assert [note.partition(":")[0] for note in found.notes] == [
         "test domains with fewer than 50 images",
         "classes missing from a domain",
-        "1 other file is not read",
+        "1 file not read (not the ending of an image format that is read)",
     ]
 
 

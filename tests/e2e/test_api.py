@@ -219,7 +219,7 @@ def test_a_run_that_goes_on_keeps_what_it_was_to_keep(
     store.model(key, "last").unlink()
     words = [f"{name}={value}" for name, value in whole.items()]
     again = ("run", "--scenario", "ip-o-c", "--results", store.root, "--dry-run", *words)
-    assert "1 there" in feddg(*again).out
+    assert "1 done" in feddg(*again).out
     assert "1 pending" in feddg(*again, "--keep", "last").out
 
 
@@ -373,7 +373,7 @@ def test_a_data_set_is_opened_by_domain_and_by_split(cache: Path) -> None:
     [
         ({"keep": ["lst"]}, "unknown model to keep 'lst'; did you mean 'last'?"),
         ({"keep": "beste"}, "did you mean 'best'?"),
-        ({"rounds": 1}, "settings={'rounds': 1}"),
+        ({"lr": 1}, "settings={'train.lr': 1}"),
         ({"worker": 2}, "did you mean 'workers'?"),
     ],
 )

@@ -405,7 +405,7 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
     for method, value in accuracy.items():
         add(method, test=(value,))
     runs = read_runs(tmp_path)
-    assert "two methods on two data sets" in str(ranks(runs, EVERYTHING))
+    assert "needs two methods on at least two data sets" in str(ranks(runs, EVERYTHING))
     others = [
         replace(run, dataset=name, key=f"{run.key}{name}")
         for run in runs

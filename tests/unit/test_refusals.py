@@ -221,7 +221,11 @@ RECIPES = [
     ({"methods": {"fedavgg": {"train": {"lr": 0.5}}}}, "did you mean 'fedavg'"),
     ({"methods": {"fedavg": {"hyper": 5}}}, "hyper"),
     ({"methods": {"fedavg": {"hyper": {"mu": 5}}}}, "mu"),
-    ({"train": {}}, "unknown setting 'train'", "Known: datasets, description, methods, settings"),
+    (
+        {"train": {}},
+        "unknown setting 'train'",
+        "Known: conclusive, datasets, description, methods, settings",
+    ),
 ]
 """Changes of a recipe for digits4."""
 

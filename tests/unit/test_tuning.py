@@ -784,7 +784,12 @@ def test_rows_whose_rate_one_run_chose_are_marked(tmp_path: Path) -> None:
     (table,) = [t for t in frames(read_runs(tmp_path)) if t.name.endswith("tuned")]
     grid = build("t", table.description, table.runs)
     said = {line.label: [*line.footnotes] for line in grid.lines}
-    assert said == {"FedAvg": [], "FedProx": ["lr, mu chosen by one run"], "MOON": []}
+    rates = "at lr=0.004, FedAvg at lr=0.002"
+    assert said == {
+        "FedAvg": [],
+        "FedProx": [rates, "lr, mu chosen by one run"],
+        "MOON": [rates],
+    }
     assert "chosen by" not in grid.caption
 
 
@@ -794,5 +799,5 @@ def test_if_one_run_chose_the_rates_of_most_rows_the_caption_says_so_once(tmp_pa
     save(tmp_path, tuned_record("fedavg", 0, 8))
     (table,) = [t for t in frames(read_runs(tmp_path)) if t.name.endswith("tuned")]
     grid = build("t", table.description, table.runs)
-    assert not grid.footnotes
-    assert grid.caption.endswith("last round; lr chosen by one run.")
+    assert grid.footnotes == ("at lr=0.004, FedAvg at lr=0.002",)
+    assert "last round; lr chosen by one run; no test" in grid.caption

@@ -293,6 +293,8 @@ class Request:
         """
         methods = read_plugins("method", self.method, outline)
         everything = "all" in listed(self.method)  # that suits the data set
+        if self.protocol is not None:
+            read_names("protocol", self.protocol, PROTOCOLS)  # before the disk is read
         dataset = datasets.open(self.dataset)
         protocols = read_names("protocol", self._protocols(dataset), PROTOCOLS)
         recipe = dataset.default_recipe if self.recipe is None else self.recipe
