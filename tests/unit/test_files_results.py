@@ -33,13 +33,13 @@ from feddg_bench.config.keys import run_key
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.protection.guarantee import doubt, guarantee
 from feddg_bench.records import sources
+from feddg_bench.records.checksums import sums_faults
 from feddg_bench.records.frame import load_records
 from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import mean_and_std
 from feddg_bench.records.store import ResultsStore, pack_runs, unpack_runs
-from feddg_bench.records.sums import sums_faults
 from feddg_methods.fedavg import FedAvg
 from tests import helpers
 from tests.helpers import refused

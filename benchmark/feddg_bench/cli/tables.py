@@ -21,9 +21,9 @@ from feddg_bench.config.reading import listed, read_names
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import load_method
 from feddg_bench.records import sources
+from feddg_bench.records.checksums import sums_faults
 from feddg_bench.records.runs import first_of_each, no_collection, read_folder, read_runs
 from feddg_bench.records.store import pack_runs, unpack_runs
-from feddg_bench.records.sums import sums_faults
 from feddg_bench.records.tuning import pack_ledgers, unpack_ledgers
 
 _DOCUMENTS = {name: text for each in extensions() for name, text in each.documents.items()}

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from feddg_bench.common.errors import DataError, SettingsError, printable
 from feddg_bench.common.files import file_state, write_whole
-from feddg_bench.records.sums import changing
+from feddg_bench.records.checksums import changing
 
 logger = logging.getLogger(__name__)
 
