@@ -11,7 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddg_bench.common.streams import derive_seed, generator, torch_generator, torch_stream
+from feddg_bench.common.streams import (
+    derive_seed,
+    generator,
+    global_streams,
+    torch_generator,
+    torch_stream,
+)
 
 NAMES = [
     (),
@@ -129,3 +135,18 @@ def test_generators_leave_the_global_ones_alone():
     generator(0, "a").random(3)
     torch.rand(3, generator=torch_generator(0, "a"))
     assert states() == before
+
+
+def test_blocks_that_end_in_another_order_leave_later_blocks_intact():
+    """Blocks of two threads do."""
+    first, second = global_streams(0, "first"), global_streams(0, "second")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    legacy = np.random.mtrand._rand  # what np.random's functions draw from
+    for _ in range(2):
+        before = legacy.get_state()[1].tolist()
+        with global_streams(0, "third"):
+            legacy.random_sample()
+        assert legacy.get_state()[1].tolist() == before
