@@ -148,5 +148,8 @@ def test_blocks_that_end_in_another_order_leave_later_blocks_intact():
     for _ in range(2):
         before = legacy.get_state()[1].tolist()
         with global_streams(0, "third"):
-            legacy.random_sample()
+            inside = legacy.get_state()[1].tolist()
+            with global_streams(0, "fourth"):
+                legacy.random_sample()
+            assert legacy.get_state()[1].tolist() == inside
         assert legacy.get_state()[1].tolist() == before

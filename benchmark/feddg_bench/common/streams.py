@@ -90,9 +90,9 @@ def global_streams(
     seed = derive_seed(root, *names)
     # Reading or writing the state of NumPy's generator takes fifty times as long as replacing it.
     theirs, python = mtrand.get_bit_generator(), random.getstate()
-    # Blocks of two threads may end in another order than they began: one of ours is then in use.
-    spare = next((i for i, each in enumerate(_SPARE) if each is not theirs), None)
-    ours = np.random.MT19937() if spare is None else _SPARE.pop(spare)
+    if theirs in _SPARE:  # blocks of two threads ended in another order than they began
+        _SPARE.remove(theirs)
+    ours = _SPARE.pop() if _SPARE else np.random.MT19937()
     mtrand.set_bit_generator(ours)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - this is the generator that legacy code uses
     random.seed(seed)
