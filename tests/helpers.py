@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -287,6 +288,7 @@ def _begin(
     folder: Path,
 ) -> None:
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup makes its children ignore
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -77,8 +77,8 @@ def formats(lab: Lab) -> None:
     (folder / "b/x/zz.png").write_text("<html>not found</html>")
     both(lab, "a page named .png", folder)
     folder = pictures(lab.folder())
-    Image.new("1", (13_000, 13_000)).save(folder / "b/x/zz.png")
-    both(lab, "a picture of 169 megapixels", folder)
+    Image.new("1", (17_000, 17_000)).save(folder / "b/x/zz.png")
+    both(lab, "a picture of 289 megapixels", folder)
     depth(lab)
 
 

@@ -61,7 +61,7 @@ def test_an_attack_is_recorded_with_both_controls_is_not_repeated_and_is_in_the_
     assert path.stat().st_mtime_ns == before
     done = feddg("tables", "privacy", "--results", str(tmp_path))
     assert done.code == 0, done.err
-    assert "privacy: 1 attacks" in done.out
+    assert "privacy: 1 attack\n" in done.out
     text = (tmp_path / "tables" / "privacy.notes.md").read_text()
     assert "## Digits4, recipe quick" in text
     assert "|PARDON|style|24 (another setup)|no|no|yes|0." in text
