@@ -110,9 +110,9 @@ def test_the_first_day(tmp_path: Path) -> None:
     assert "4 of 4 runs" in swept
 
     # Tables, the list of runs, and a prediction by the first letters of a key.
-    assert "Wrote runs/tables/" in narrow(user.run(feddg, "tables", "all"))
+    assert "runs/tables/folder-shapes-lodo-quick." in narrow(user.run(feddg, "tables", "all"))
     listed = json.loads(user.run(feddg, "runs", "--dataset", "folder", "--json"))
-    kept = [run for run in listed if run["kept"]]
+    kept = [run for run in listed if run["models"]]
     assert len(kept) == len(DOMAINS)
     key = kept[0]["key"][:8]
     seen = user.run(feddg, "predict", key, "shapes/photo/circle/printed.JPEG")

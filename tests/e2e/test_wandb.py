@@ -153,7 +153,7 @@ def test_a_stopped_run_goes_on_as_the_same_wandb_run(
         patch.setattr(ConsoleReport, "round", stop)
         stopped = feddg(*RUN, "--wandb", "offline")
     assert stopped.code == 130
-    assert "--wandb offline --wandb-project feddg-bench (or the same" in stopped.err
+    assert "--wandb offline --wandb-project feddg-bench" in stopped.err
     (first,) = offline_runs(tmp_path / "runs")
     assert (list(first.history), first.exit_code, first.artifacts) == ([1], 130, [])
     (checkpoint,) = (tmp_path / "runs/checkpoints").iterdir()
