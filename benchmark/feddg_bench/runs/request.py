@@ -34,7 +34,6 @@ from feddg_bench.config.names import SYMBOLS
 from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.config.recipes import READINGS, names_in, recipe_names
 from feddg_bench.config.schema import (
-    BackboneSettings,
     DataSettings,
     Resources,
     RunSettings,
@@ -646,21 +645,18 @@ def check_without_download(plans: Sequence[Plan]) -> str:
     different = {str((p.settings.backbone, p.settings.method, p.settings.hyper)): p for p in plans}
     for plan in different.values():
         backbone = plan.settings.backbone
-        if backbone.pretrained and _must_download(backbone):
-            left[f"weights of {backbone.name} (downloaded by a run)"] = None
-            rest = backbone.model_copy(update={"pretrained": False})
-            plan = plan._replace(settings=plan.settings.model_copy(update={"backbone": rest}))
+        if backbone.pretrained:
+            from feddg_bench.models.backbones import must_download
+
+            if must_download(backbone):
+                left[f"weights of {backbone.name} (downloaded by a run)"] = None
+                rest = backbone.model_copy(update={"pretrained": False})
+                plan = plan._replace(settings=plan.settings.model_copy(update={"backbone": rest}))
         try:
             check_weights([plan])
         except DataError as error:
             left[f"files ({error})"] = None
     return "; ".join(left)
-
-
-def _must_download(backbone: BackboneSettings) -> bool:
-    from feddg_bench.models.backbones import must_download
-
-    return must_download(backbone)
 
 
 def check_data(plans: Iterable[Plan]) -> None:
