@@ -23,12 +23,13 @@ class Attacks(Extension):
     }
     grids = ("pardon-4", "fisc-9")
     documents: ClassVar[Mapping[str, str]] = {"privacy": "what attacks found"}
+    commands: ClassVar[Mapping[str, str]] = {"attack": "Attack the messages of a run."}
 
-    def commands(self) -> Mapping[str, Callable[..., None]]:
+    def command(self, name: str) -> Callable[..., None]:
         """Return ``feddg-bench attack``."""
         from feddg_attacks.command import attack_command
 
-        return {"attack": attack_command}
+        return attack_command
 
     def draw(self, figure: str, runs: Sequence[RecordedRun], choice: Any) -> Iterable[Any]:
         """Yield the figure of utility against leakage."""

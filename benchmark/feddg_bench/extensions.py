@@ -33,8 +33,7 @@ class Document(NamedTuple):
 class Extension:
     """The parts that a package adds; each is optional, and its names must not be taken.
 
-    Lists of methods, help and completion load the class, so import nothing slow at the top of its
-    module.
+    The help of every command loads the class, so import nothing slow at the top of its module.
     """
 
     figures: ClassVar[Mapping[str, str]] = {}
@@ -43,10 +42,12 @@ class Extension:
     """Names for ``feddg-bench tables NAME``; ``all`` includes them."""
     documents: ClassVar[Mapping[str, str]] = {}
     """The same for tables that are not grids: name -> short description."""
+    commands: ClassVar[Mapping[str, str]] = {}
+    """Further commands: name -> the first line of their help."""
 
-    def commands(self) -> Mapping[str, Callable[..., None]]:
-        """Return further commands by name, as Typer takes them."""
-        return {}
+    def command(self, name: str) -> Callable[..., None]:
+        """Return one of `commands`, as Typer takes it; called when the user calls the command."""
+        raise NotImplementedError
 
     def draw(self, figure: str, runs: Sequence[RecordedRun], choice: Any) -> Iterable[Any]:
         """Yield the pictures of one of `figures`, or texts with the reason for a missing one.

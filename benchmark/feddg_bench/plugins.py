@@ -34,16 +34,15 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.common.files import cache_dir, write_whole
-from feddg_bench.config.layers import Layer, validate
 from feddg_bench.config.names import meant
 from feddg_bench.config.reading import known_name, listed, read_names
-from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.forms import check_uplink
-from feddg_bench.outlines import Outline, outline_of, read_outline, write_outline
 
 if TYPE_CHECKING:
+    from feddg_bench.config.layers import Layer
     from feddg_bench.core.method import Method
     from feddg_bench.data.dataset import DomainDataset
+    from feddg_bench.outlines import Outline
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +191,8 @@ def check_declared(method: type[Method]) -> None:
         PluginError: If its settings, its ``uplink``, its ``version``, its ``__init__`` or one of
             its tuples of names cannot be used.
     """
+    from feddg_bench.config.schema import MethodSettings
+
     name, settings = f"{method.__module__}.{method.__name__}", method.Settings
     if not (inspect.isclass(settings) and issubclass(settings, MethodSettings)):
         raise PluginError(
@@ -404,6 +405,8 @@ def outline(name: str) -> Outline:
     Its module takes seconds to import. This is done only if no outline of the current source is
     stored in the user's cache folder or in `OUTLINES`.
     """
+    from feddg_bench.outlines import outline_of, read_outline
+
     if name in _GIVEN:
         return outline_of(_GIVEN[name])
     where = _where("method", name)
@@ -426,6 +429,8 @@ def own_values(name: str, given: Mapping[str, Any]) -> Layer:
     Raises:
         SettingsError: If a setting is unknown or out of range.
     """
+    from feddg_bench.config.layers import validate
+
     own = outline(name).own
     if strange := "" if own.coded else next((key for key in given if key not in own.settings), ""):
         key, known = f"hyper.{strange}", [f"hyper.{each}" for each in own.settings]
@@ -442,6 +447,8 @@ def check_outline(name: str, method: type[Method]) -> None:
     Raises:
         PluginError: If the class now declares other values, because another package changed.
     """
+    from feddg_bench.outlines import outline_of, write_outline
+
     if name in _GIVEN:
         return
     now = outline_of(method)
@@ -456,6 +463,8 @@ def check_outline(name: str, method: type[Method]) -> None:
 
 
 def _keep(where: EntryPoint, declared: Outline) -> None:
+    from feddg_bench.outlines import write_outline
+
     written = write_outline(declared)
     if written is not None:
         with suppress(OSError, FeddgError):  # the next command imports the module again

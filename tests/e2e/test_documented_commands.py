@@ -106,7 +106,7 @@ def code_spans(text: str) -> Iterator[str]:
 
 def shown_commands(text: str) -> Iterator[list[str]]:
     """Yield every command that a page shows, including commands quoted inside others."""
-    ours = {command.name for command in (*cli.app.registered_commands, *cli.app.registered_groups)}
+    ours = cli.helps()
     blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.M | re.S)
     blocks += [line.replace(",", " ") for line in re.findall(r"\[(feddg-bench, .*)\]", text)]
     for span in code_spans(text):

@@ -50,6 +50,24 @@ def test_help_is_short_and_grouped(
     assert [line for line in options if " / " in line or "--no-" in line] == []
 
 
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys\n"
+        "from feddg_bench import cli\n"
+        "sys.argv = ['feddg-bench', '--help']\n"
+        "try:\n"
+        "    cli.main()\n"
+        "finally:\n"
+        "    slow = {'torch', 'pydantic', 'numpy', 'feddg_bench.config.schema'}\n"
+        "    print(*sorted(slow & {*sys.modules}), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == []
+    for name, line in cli.helps().items():
+        assert f"  {name} " in done.stdout
+        assert cli._command().commands[name].get_short_help_str(99) == line
+
+
 def _words(command: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the words of a command and of all commands below it."""
     yield before

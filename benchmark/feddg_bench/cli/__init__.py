@@ -11,24 +11,18 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 import feddg_bench
-from feddg_bench.cli.data import data_app
-from feddg_bench.cli.figures import figures_app
 from feddg_bench.cli.help import EXAMPLES, Command
-from feddg_bench.cli.lists import datasets_app, methods_app, recipes_app, settings_command
-from feddg_bench.cli.predict import predict_command
-from feddg_bench.cli.run import profile_command, resume_command, run_command
-from feddg_bench.cli.run_list import runs_command
-from feddg_bench.cli.sweep import sweep_command, tune_command
-from feddg_bench.cli.tables import report_command, results_app, tables_command
 from feddg_bench.common.errors import (
     FeddgError,
     RunInterruptedError,
@@ -39,46 +33,96 @@ from feddg_bench.common.errors import (
 )
 from feddg_bench.common.files import kept_here
 from feddg_bench.common.startup import SWITCH
-from feddg_bench.config.layers import dotted_keys
 from feddg_bench.config.names import meant
 from feddg_bench.extensions import extensions
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """click's UsageError, whether Typer bundles click or depends on it."""
 
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("run:run_command", "Train methods, record every run and print a table."),
+    "resume": ("run:resume_command", "Resume an interrupted run from its last checkpoint."),
+    "runs": ("run_list:runs_command", "List runs: finished, interrupted and failed ones."),
+    "predict": ("predict:predict_command", "Print the class and its probability for each image."),
+    "sweep": ("sweep:sweep_command", "Run a W&B sweep file, without an account or a network."),
+    "tune": (
+        "sweep:tune_command",
+        "Try equally many settings for every method and record the best.",
+    ),
+    "tables": ("tables:tables_command", "Make tables from records."),
+    "figures": ("figures:figures_app", "Draw figures as PNG."),
+    "report": ("tables:report_command", "Make one HTML page of all records."),
+    "results": ("tables:results_app", "List, check, pack, unpack."),
+    "profile": ("run:profile_command", "Profile a method's time."),
+    "methods": ("lists:methods_app", "List the methods with their settings."),
+    "datasets": ("lists:datasets_app", "List the data sets with their domains."),
+    "recipes": ("lists:recipes_app", "List the recipes with their data sets."),
+    "settings": ("lists:settings_command", "Show every setting of a run."),
+    "data": ("data:data_app", "List, check, decode, show and locate data sets."),
+}
+"""Command -> its object in a module of this package, imported when it is called; and its help."""
+
+
+def helps() -> dict[str, str]:
+    """Return the line of help about each command, those of extensions last."""
+    ours = {name: line for name, (_, line) in COMMANDS.items()}
+    return ours | {name: line for each in extensions() for name, line in each.commands.items()}
+
+
+@cache
+def _load(name: str) -> Any:
+    """Return a command, or a group of commands; imports its module."""
+    if name in COMMANDS:
+        module, _, part = COMMANDS[name][0].partition(":")
+        found = getattr(import_module(f"{__name__}.{module}"), part)
+    else:
+        found = next(each for each in extensions() if name in each.commands).command(name)
+    # plain help takes half the time; `_wrong_usage` makes suggestions
+    made = typer.Typer(rich_markup_mode=None, suggest_commands=False)
+    if isinstance(found, typer.Typer):
+        made.add_typer(found, name=name)
+    else:
+        made.command(name, cls=Command, epilog=EXAMPLES.get(name))(found)
+    return typer.main.get_group(made).commands[name]
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name; looking one up imports its module."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(helps())
+
+    def __len__(self) -> int:
+        return len(helps())
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in helps():
+            raise KeyError(name)
+        return _load(name)
+
+
+class _Group(typer.core.TyperGroup):
+    """The command ``feddg-bench``; its help imports no other command."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.commands: Any = _Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a line about each command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([*helps().items()])
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    suggest_commands=False,  # `_wrong_usage` does
-    rich_markup_mode=None,  # plain help takes half the time
+    suggest_commands=False,
+    rich_markup_mode=None,
     help="Federated domain generalisation: one loop, every method a plugin, numbers that repeat.",
 )
-
-
-def _add(name: str, function: Callable[..., None]) -> None:
-    app.command(name, cls=Command, epilog=EXAMPLES.get(name))(function)
-
-
-_add("run", run_command)
-_add("resume", resume_command)
-_add("predict", predict_command)
-_add("sweep", sweep_command)
-_add("tune", tune_command)
-_add("runs", runs_command)
-_add("tables", tables_command)
-app.add_typer(figures_app, name="figures")
-_add("report", report_command)
-app.add_typer(results_app, name="results")
-_add("profile", profile_command)
-for _extension in extensions():
-    for _name, _further in _extension.commands().items():
-        _add(_name, _further)
-app.add_typer(methods_app, name="methods")
-app.add_typer(datasets_app, name="datasets")
-app.add_typer(recipes_app, name="recipes")
-_add("settings", settings_command)
-app.add_typer(data_app, name="data")
 
 
 @app.callback(invoke_without_command=True)
@@ -92,7 +136,7 @@ def _options(
 
 @cache
 def _command() -> Any:
-    """Return the command built from `app`; building it takes a while."""
+    """Return the command built from `app`."""
     return typer.main.get_command(app)
 
 
@@ -198,14 +242,17 @@ def _nearest(word: str, params: Sequence[Any]) -> str:
     """Return a suggestion for an unknown option: the nearest option or setting, or nothing."""
     options = {name.strip("-").replace("-", "_"): name for p in params for name in p.opts}
     settings: dict[str, str] = {}
-    takes_settings = any(param.name == "pairs" for param in params)
-    if takes_settings:
-        for each in dotted_keys():
-            settings.setdefault(each.rpartition(".")[2], f"{each}=VALUE")
+    keys: Sequence[str] = ()
+    if any(param.name == "pairs" for param in params):  # the command takes settings
+        from feddg_bench.config.layers import dotted_keys
+
+        keys = [*dotted_keys()]
+    for key in keys:
+        settings.setdefault(key.rpartition(".")[2], f"{key}=VALUE")
     if option := meant(word, options):
         return f", did you mean {options[option]}?"
-    if takes_settings and (key := meant(word, [*dotted_keys()])):
-        return f", did you mean {key}=VALUE?"
+    if found := meant(word, keys):
+        return f", did you mean {found}=VALUE?"
     for known, cutoff in ((settings, 1.0), (options, 0.7), (settings, 0.5), (options, 0.5)):
         for near in difflib.get_close_matches(word, known, n=1, cutoff=cutoff):
             return f", did you mean {known[near]}?"
