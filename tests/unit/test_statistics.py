@@ -18,7 +18,7 @@ from feddg_bench.records.statistics import (
     FEWEST,
     average_ranks,
     best_rows,
-    by_scenario,
+    by_unit,
     clear_leads,
     collapsed,
     compare,
@@ -159,11 +159,28 @@ def test_a_test_needs_three_seeds_of_every_scenario_and_an_interval_one(seeds: i
 def test_one_scenario_in_several_columns_is_one() -> None:
     rows = {((column, "a"), seed): 1.0 + seed for column in range(4) for seed in range(3)}
     found = compare(rows, dict.fromkeys(rows, 0.0))
-    assert found.scenarios == 1
+    assert found.units == 1
     assert math.isnan(found.p_value)
-    assert {name: values.tolist() for name, values in by_scenario(rows).items()} == {
+    assert {name: values.tolist() for name, values in by_unit(rows).items()} == {
         "a": [1.0, 2.0, 3.0]
     }
+
+
+def test_scenarios_with_the_same_training_domains_are_one_unit() -> None:
+    """The unseen domains of one model are averaged before units are counted."""
+    unseen = {"cs": ("cs-a-p", "cs-p-a"), "pa": ("pa-s-c", "pa-c-s"), "ac": ("ac-p-s",)}
+    values = iter([1.0, 3.0, 2.0, 6.0, 6.0])
+    row = {
+        ((0, unit, scenario), seed): value
+        for unit, scenarios in unseen.items()
+        for scenario in scenarios
+        for value in [next(values)]
+        for seed in range(3)
+    }
+    found = compare(row, dict.fromkeys(row, 0.0))
+    assert (found.units, found.wins) == (3, 3)
+    assert found.difference.value == pytest.approx((2 + 4 + 6) / 3)
+    assert found.p_value == pytest.approx(scipy.stats.ttest_1samp([2, 4, 6], 0).pvalue)
 
 
 def test_comparison_uses_common_pairs_alone() -> None:
@@ -175,7 +192,7 @@ def test_comparison_uses_common_pairs_alone() -> None:
     back = compare(other, row)
     assert (back.wins, back.losses) == (0, 1)
     assert back.difference.value == pytest.approx(-found.difference.value)
-    assert compare(row, {}).scenarios == 0
+    assert compare(row, {}).units == 0
     worse = compare(row, other, lower_is_better=True)
     assert (worse.wins, worse.losses) == (0, 1)
 

@@ -252,7 +252,7 @@ def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None
     text = markdown(grid)
     assert re.search(r"\*\*69.85 ± 5.00\*\*", text)
     assert re.search(r"<u>60.15 ± 5.00</u>", text)
-    assert any("of 4 scenarios" in part and "not new seeds" in part for part in grid.definitions)
+    assert any("of 4 units" in part and "not new seeds" in part for part in grid.definitions)
     add("moon", "oc-i-p", 0, (0.9,))
     again = cells(generic(tmp_path))
     assert again["PARDON", "test mean"]["mark"] == "best"  # moon has no mean

@@ -40,8 +40,8 @@ from feddg_bench.records.statistics import (
     LEVEL,
     Comparison,
     Measured,
+    Place,
     Sample,
-    Unit,
     compare,
     needed,
     simultaneous,
@@ -86,7 +86,7 @@ class Test:
     # about the same better row in the same columns, tested in the same recipe (`simultaneous`).
     comparison: Comparison
     rates_apart: bool  # whether the rows differ in a setting that one run chose
-    scenarios: int  # number of scenarios
+    scenarios: int  # number of sets of training domains
     seeds: int  # number of seeds
     columns: tuple[str, ...]  # heads of the averaged columns that vary settings
     # The published mean difference over the averaged columns; `None` if the paper prints only a
@@ -235,12 +235,12 @@ def _test(
     both = [pair for pair in ours if pair in their]
     if not both:
         return None
-    scenarios = {unit[1] for unit, _ in both}
-    over_seeds = len(scenarios) < FEWEST  # the test is then valid for these scenarios only
+    units = {place[1] for place, _ in both}
+    over_seeds = len(units) < FEWEST  # the test is then valid for these units only
     if over_seeds:
         both = _complete(both)
         ours, their = _by_seed(ours, both), _by_seed(their, both)
-    held = {unit[0] for unit, _ in both}
+    held = {place[0] for place, _ in both}
     heads = (c.spec.head for c in columns if c.number in held and _varies(c.spec.where))
     run = next(run for number in sorted(numbers) for run in mine.runs.get(number, ()))
     departs = bool(departures(run.settings, recipe, run.dataset, run.method))
@@ -261,7 +261,7 @@ def _test(
         chosen=chosen,
         comparison=compared,
         rates_apart=_rates_apart(mine, theirs, held),
-        scenarios=len(scenarios),
+        scenarios=len(units),
         seeds=len(seeds),
         columns=tuple(heads),
         published=published,
@@ -291,21 +291,21 @@ def _varies(where: Mapping[str, Any]) -> bool:
 
 
 def _complete(pairs: Sequence[Measured]) -> list[Measured]:
-    """Return the pairs of the seeds that share the largest set of units, so that means compare."""
-    held: dict[int, frozenset[Unit]] = {}
-    for unit, seed in pairs:
-        held[seed] = held.get(seed, frozenset()) | {unit}
+    """Return the pairs of the seeds that share the largest set of places, so that means compare."""
+    held: dict[int, frozenset[Place]] = {}
+    for place, seed in pairs:
+        held[seed] = held.get(seed, frozenset()) | {place}
     seeds = Counter(held.values())
-    most = max(seeds, key=lambda units: (len(units), seeds[units], sorted(units)))
-    return [(unit, seed) for unit, seed in pairs if held[seed] == most]
+    most = max(seeds, key=lambda places: (len(places), seeds[places], sorted(places)))
+    return [(place, seed) for place, seed in pairs if held[seed] == most]
 
 
 def _by_seed(sample: Sample, pairs: Sequence[Measured]) -> Sample:
     """Return a sample whose units are seeds, each with the mean over its pairs."""
     values: dict[int, list[float]] = {}
-    for unit, seed in pairs:
-        values.setdefault(seed, []).append(sample[unit, seed])
-    return {((0, f"seed {s}"), 0): sum(found) / len(found) for s, found in values.items()}
+    for place, seed in pairs:
+        values.setdefault(seed, []).append(sample[place, seed])
+    return {((0, f"seed {s}", ""), 0): sum(found) / len(found) for s, found in values.items()}
 
 
 def _rank(test: Test) -> tuple[bool, bool, bool, int, str]:
@@ -354,8 +354,9 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
     introduction = (
         f"{tally(found)}. Each claim says that a paper's method is better on test domains than "
         "another row of its table.\n\n"
-        "*Ours* is the mean difference with its 95 % interval (Student's t) over scenarios; with "
-        f"fewer than {FEWEST} scenarios it is over seeds and valid for these scenarios only. *p* "
+        "*Ours* is the mean difference with its 95 % interval (Student's t) over units, the sets "
+        f"of training domains; with fewer than {FEWEST} units it is over seeds and valid for these "
+        "units only. *p* "
         "is corrected by Holm's procedure for all rows that the method is compared with in a "
         f"recipe; a claim *holds*, or *does not hold*, if p < {LEVEL:g}. With fewer than "
         f"{FEWEST} seeds there is no p. Intervals, *detects* and "

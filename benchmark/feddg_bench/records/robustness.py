@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg_bench.records.statistics import FEWEST, Estimate, Sample, by_scenario, t_interval
+from feddg_bench.records.statistics import FEWEST, Estimate, Sample, by_unit, t_interval
 
 Accuracies = NDArray[np.float64]
 """Accuracies in percent; the last axis is `id_test` and `test`."""
@@ -30,7 +30,7 @@ def excess(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accu
     reference's ``id_test`` the result is the plain difference.
 
     Args:
-        method: [..., S, 2] for S scenarios.
+        method: [..., S, 2] for S units.
         reference: [..., S, 2].
         curve: The reference after each of T evaluated rounds, [..., S, T, 2].
 
@@ -48,9 +48,9 @@ def excess(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accu
 
 
 def pseudo_values(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accuracies:
-    """Return the jackknife's pseudo-values of `excess` over scenarios, [..., S].
+    """Return the jackknife's pseudo-values of `excess` over units, [..., S].
 
-    Their variance includes that of the scenarios and that of the slope.
+    Their variance includes that of the units and that of the slope.
     """
     many = method.shape[-2]
     whole = excess(method, reference, curve)
@@ -80,7 +80,7 @@ def at_equal_id(
     reference: tuple[Sample, Sample],
     curve: Sequence[tuple[Sample, Sample]],
 ) -> Estimate | None:
-    """Return the excess of a row over the reference, with Student's interval over scenarios.
+    """Return the excess of a row over the reference, with Student's interval over units.
 
     Args:
         row: Its percentages on ``id_test`` and on ``test``.
@@ -88,14 +88,14 @@ def at_equal_id(
         curve: The same of the reference row after each evaluated round.
 
     Returns:
-        Percentage points over the common scenarios and seeds of all; ``None`` for fewer than
-        `FEWEST` scenarios, whose noise would determine the slope, or if not `within_reach`.
+        Percentage points over the common units and seeds of all; ``None`` for fewer than
+        `FEWEST` units, whose noise would determine the slope, or if not `within_reach`.
     """
     samples = [*row, *reference, *(sample for point in curve for sample in point)]
     shared = set(samples[0]).intersection(*samples[1:])
-    if len({scenario for (_, scenario), _ in shared}) < FEWEST or len(curve) < 2:
+    if len({place[1] for place, _ in shared}) < FEWEST or len(curve) < 2:
         return None
-    groups = [by_scenario({pair: sample[pair] for pair in shared}) for sample in samples]
+    groups = [by_unit({pair: sample[pair] for pair in shared}) for sample in samples]
     means = np.array([[g[s].mean() for s in sorted(g)] for g in groups])  # [samples, S]
     points = np.stack([means[::2], means[1::2]], axis=-1)  # [2 + T, S, 2]
     method, other, rounds = points[0], points[1], points[2:].swapaxes(0, 1)

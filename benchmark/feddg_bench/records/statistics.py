@@ -1,9 +1,13 @@
-"""Statistics of tables: means over seeds, comparisons over scenarios, ranks.
+"""Statistics of tables: means over seeds, comparisons over units, ranks.
 
-A *sample* maps (unit, seed) to a number; a unit is a scenario of one column. Seeds of a scenario
-share its domains, so their differences are not independent. Therefore two rows are compared by
-their scenario means, and a claim is about similar scenarios (a random effect), not about more seeds
-of the same ones.
+A *unit* of replication is the set of domains that a model was trained on: the training pair under
+LTDO; under LODO all domains but one. A *sample* maps (place, seed) to a number; a place is a column
+and a scenario in it. Numbers of one unit, such as those of several unseen domains, are averaged
+first.
+
+Seeds of a unit share its domains, so their differences are not independent. Therefore two rows are
+compared by their unit means, and a claim is about similar units (a random effect), not about more
+seeds of the same ones.
 """
 
 from __future__ import annotations
@@ -18,10 +22,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Unit = tuple[int, str]
-"""Number of a column and name of a scenario in it."""
-Measured = tuple[Unit, int]
-"""A unit and a seed."""
+Place = tuple[int, str, str]
+"""Number of a column, a unit (a model's training domains), and the scenario."""
+Measured = tuple[Place, int]
+"""A place and a seed."""
 Sample = Mapping[Measured, float]
 _Values = NDArray[np.float64]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -31,7 +35,7 @@ LEVEL = 0.05
 POWER = 0.8
 """Power of a test for a difference that is called detectable."""
 FEWEST = 3
-"""Minimum number of scenarios or seeds for a test: fewer can show a difference peculiar to them."""
+"""Minimum number of units or seeds for a test: fewer can show a difference peculiar to them."""
 RESAMPLES = 1000
 TIE = 0.005
 """Accuracies in percent that are closer than this print the same, and tie."""
@@ -39,7 +43,7 @@ NAN = math.nan
 COLLAPSE = 15.0
 """Points below the other seeds of its scenario from which a run counts as collapsed."""
 DOMINANT = 0.75
-"""Share of the scenarios' summed variances over seeds above which one blinds the t-test."""
+"""Share of the units' summed variances over seeds above which one blinds the t-test."""
 _NORMAL = 1.959963984540054
 """The normal distribution's quantile at 97.5 %."""
 
@@ -70,41 +74,41 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of two rows over their common scenarios and seeds."""
+    """Comparison of two rows over their common units and seeds."""
 
-    difference: Estimate  # mean over scenarios of the mean differences (row - other) over seeds
-    # Two-sided, by Student's t-test that the scenarios' mean differences have mean 0; NaN for fewer
-    # than `FEWEST` scenarios, as is the detectable difference (see `detectable`), and for fewer
-    # seeds of any of them: the scenarios share a seed's luck.
+    difference: Estimate  # mean over units of the mean differences (row - other) over seeds
+    # Two-sided, by Student's t-test that the units' mean differences have mean 0; NaN for fewer
+    # than `FEWEST` units, as is the detectable difference (see `detectable`), and for fewer
+    # seeds of any of them: the units share a seed's luck.
     p_value: float
     detectable: float
-    wins: int  # scenarios in which the row is better on average
-    ties: int  # scenarios in which it is equal, within `TIE` by default
-    losses: int  # scenarios in which it is worse
+    wins: int  # units in which the row is better on average
+    ties: int  # units in which it is equal, within `TIE` by default
+    losses: int  # units in which it is worse
     # Number of comparisons for which interval and detectable difference are corrected.
     together: int = 1
 
     @property
-    def scenarios(self) -> int:
-        """Number of scenarios compared."""
+    def units(self) -> int:
+        """Number of units compared."""
         return self.wins + self.ties + self.losses
 
 
-def by_seed(sample: Sample, units: Collection[Unit], *, worst: bool = False) -> dict[int, float]:
-    """Return each complete seed's mean over units, or its smallest value.
+def by_seed(sample: Sample, places: Collection[Place], *, worst: bool = False) -> dict[int, float]:
+    """Return each complete seed's mean over places, or its smallest value.
 
     Args:
-        sample: Values; a seed can lack units.
-        units: Units a seed must have to count.
+        sample: Values; a seed can lack places.
+        places: Places a seed must have to count.
         worst: Take the smallest value instead of the mean.
     """
-    wanted = set(units)
+    wanted = set(places)
     if len(wanted) == 1:  # tables do this a hundred thousand times
-        pairs = [(seed, value) for (unit, seed), value in sample.items() if unit in wanted]
+        pairs = [(seed, value) for (place, seed), value in sample.items() if place in wanted]
         return dict(sorted(pairs))
     found: dict[int, list[float]] = {}
-    for (unit, seed), value in sample.items():
-        if unit in wanted:
+    for (place, seed), value in sample.items():
+        if place in wanted:
             found.setdefault(seed, []).append(value)
     pool = min if worst else fmean
     return {seed: pool(v) for seed, v in sorted(found.items()) if len(v) == len(wanted)}
@@ -125,11 +129,11 @@ def _lists(pairs: Iterable[tuple[_Key, float]]) -> dict[_Key, list[float]]:
     return found
 
 
-def by_scenario(sample: Sample) -> dict[str, _Values]:
-    """Return the values of each scenario by seed, [seeds], averaged over its columns."""
-    over = _lists(((scenario, seed), value) for ((_, scenario), seed), value in sample.items())
-    means = _lists((scenario, fmean(over[scenario, seed])) for scenario, seed in sorted(over))
-    return {scenario: np.array(values) for scenario, values in means.items()}
+def by_unit(sample: Sample) -> dict[str, _Values]:
+    """Return the values of each unit by seed, [seeds], averaged over its columns and scenarios."""
+    over = _lists(((place[1], seed), value) for (place, seed), value in sample.items())
+    means = _lists((unit, fmean(over[unit, seed])) for unit, seed in sorted(over))
+    return {unit: np.array(values) for unit, values in means.items()}
 
 
 # --------------------------------------------------------------------------- comparisons
@@ -143,9 +147,9 @@ def compare(
     tie: float = TIE,
     seeds: int = FEWEST,
 ) -> Comparison:
-    """Compare two rows over their common scenarios.
+    """Compare two rows over their common units.
 
-    Differences below ``tie`` are ties; ``seeds`` of each scenario are needed for a p-value.
+    Differences below ``tie`` are ties; ``seeds`` of each unit are needed for a p-value.
     """
     groups = _differences(row, other)
     if not groups:
@@ -164,9 +168,9 @@ def compare(
 
 
 def _differences(row: Sample, other: Sample) -> list[_Values]:
-    """Return the differences between two rows in each common scenario, by seed."""
+    """Return the differences between two rows in each common unit, by seed."""
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
-    return list(by_scenario(gaps).values())
+    return list(by_unit(gaps).values())
 
 
 def _means(groups: Sequence[_Values]) -> _Values:
@@ -174,7 +178,7 @@ def _means(groups: Sequence[_Values]) -> _Values:
 
 
 def _tested(groups: Sequence[_Values], seeds: int = FEWEST) -> float:
-    """Return the p-value of `t_test` over scenarios; NaN if one has fewer than ``seeds``."""
+    """Return the p-value of `t_test` over units; NaN if one has fewer than ``seeds``."""
     if min(map(len, groups), default=0) < seeds:
         return NAN
     return t_test(_means(groups))
@@ -203,7 +207,7 @@ def _widened(comparison: Comparison, together: int) -> Comparison:
     """Return a comparison whose interval and detectable difference are corrected."""
     if together < 2 or math.isnan(comparison.difference.low):
         return comparison
-    n, mean = comparison.scenarios, comparison.difference.value
+    n, mean = comparison.units, comparison.difference.value
     half = (comparison.difference.high - mean) * _quantile(n, together) / _quantile(n)
     return replace(
         comparison,
@@ -213,7 +217,7 @@ def _widened(comparison: Comparison, together: int) -> Comparison:
     )
 
 
-def collapsed(row: Sample, other: Sample) -> list[tuple[Unit, int]]:
+def collapsed(row: Sample, other: Sample) -> list[tuple[Place, int]]:
     """Return the runs of a row that lie at least `COLLAPSE` points below its usual runs.
 
     A run is measured by its difference to the other row's run with the same seed, hence the same
@@ -221,21 +225,21 @@ def collapsed(row: Sample, other: Sample) -> list[tuple[Unit, int]]:
     """
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
     usual = {
-        unit: float(np.median(values))
-        for unit, values in _lists((pair[0], gap) for pair, gap in gaps.items()).items()
+        place: float(np.median(values))
+        for place, values in _lists((pair[0], gap) for pair, gap in gaps.items()).items()
         if len(values) > 2
     }
     return [pair for pair, gap in gaps.items() if gap <= usual.get(pair[0], -math.inf) - COLLAPSE]
 
 
 def is_blind(row: Sample, other: Sample) -> bool:
-    """Return whether the seeds of one scenario vary so much that `compare` loses power.
+    """Return whether the seeds of one unit vary so much that `compare` loses power.
 
-    Its t-test assumes equally noisy scenario means. If one of four scenarios has three quarters of
+    Its t-test assumes equally noisy unit means. If one of four units has three quarters of
     the summed variances, it rejects a true null hypothesis in less than about 3 % instead of 5 %.
     """
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
-    groups = [group for group in by_scenario(gaps).values() if len(group) > 1]
+    groups = [group for group in by_unit(gaps).values() if len(group) > 1]
     variances = [float(group.var(ddof=1)) / len(group) for group in groups]
     return len(groups) >= FEWEST and max(variances) > DOMINANT * sum(variances)
 
@@ -244,7 +248,7 @@ def t_test(differences: _Values) -> float:
     """Return the two-sided p-value of Student's t-test that the mean is 0.
 
     Args:
-        differences: One per scenario, [n]; NaN is returned for n < `FEWEST`.
+        differences: One per unit, [n]; NaN is returned for n < `FEWEST`.
     """
     n = len(differences)
     if n < FEWEST:
@@ -260,12 +264,12 @@ def t_test(differences: _Values) -> float:
 def t_interval(differences: _Values) -> Estimate:
     """Return the mean with its 95 % interval by Student's distribution, dual to `t_test`.
 
-    Noise of the seeds is part of the scenario means, hence of the interval. A bootstrap over so few
-    scenarios cannot leave their range: it misses the true mean in up to a quarter of the cases with
-    three scenarios, and in up to an eighth with four.
+    Noise of the seeds is part of the unit means, hence of the interval. A bootstrap over so few
+    units cannot leave their range: it misses the true mean in up to a quarter of the cases with
+    three units, and in up to an eighth with four.
 
     Args:
-        differences: One per scenario, [n]; there is no interval for n < `FEWEST`.
+        differences: One per unit, [n]; there is no interval for n < `FEWEST`.
     """
     n, mean = len(differences), float(differences.mean())
     if n < FEWEST:
@@ -281,7 +285,7 @@ def detectable(differences: _Values) -> float:
     how noisy such a comparison is, not how large the true difference is.
 
     Args:
-        differences: One per scenario, [n]; NaN is returned for n < `FEWEST`.
+        differences: One per unit, [n]; NaN is returned for n < `FEWEST`.
     """
     n = len(differences)
     return NAN if n < FEWEST else _detected(n) * _standard_error(differences)
@@ -307,21 +311,21 @@ def _detected(n: int, together: int = 1) -> float:
 
 
 def needed(comparison: Comparison, difference: float, most: int) -> int | None:
-    """Return the smallest number of scenarios with which `t_test` detects a true difference.
+    """Return the smallest number of units with which `t_test` detects a true difference.
 
-    The power is 80 %, and scenarios scatter as in the comparison. It is the inverse of
+    The power is 80 %, and units scatter as in the comparison. It is the inverse of
     `detectable`, corrected for as many comparisons as the given one.
 
     Args:
         comparison: Comparison that shows the scatter.
-        difference: True difference, above 0 in the unit of the comparison.
+        difference: True difference, above 0 in the unit of measurement.
         most: Largest number that is tried.
 
     Returns:
         At least `FEWEST`; ``None`` if ``most`` are not enough, or the comparison has too few
-        scenarios to show a scatter.
+        units to show a scatter.
     """
-    n, smallest = comparison.scenarios, comparison.detectable
+    n, smallest = comparison.units, comparison.detectable
     if math.isnan(smallest) or not difference > 0:
         return None
     together = comparison.together
@@ -397,21 +401,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def best_rows(
-    samples: Sequence[Sample], units: Collection[Unit], *, lower_is_better: bool = False
+    samples: Sequence[Sample], places: Collection[Place], *, lower_is_better: bool = False
 ) -> tuple[int | None, int | None]:
     """Return the best and the second-best row, where tests support it.
 
     The best is better than every other row, the second than every row but the best: t-tests over
-    the common scenarios and seeds of two rows, p < `LEVEL` after Holm's correction. There is no
-    best among fewer than two rows or over fewer than `FEWEST` scenarios or seeds, and no second
-    without a best. Only seeds that have all ``units`` count for the order.
+    the common units and seeds of two rows, p < `LEVEL` after Holm's correction. There is no
+    best among fewer than two rows or over fewer than `FEWEST` units or seeds, and no second
+    without a best. Only seeds that have all ``places`` count for the order.
     """
-    wanted = set(units)
-    if len({scenario for _, scenario in wanted}) < FEWEST:
+    wanted = set(places)
+    if len({place[1] for place in wanted}) < FEWEST:
         return None, None
     means = {}
     for number, sample in enumerate(samples):
-        seeds = by_seed(sample, units)
+        seeds = by_seed(sample, places)
         if seeds:
             mean = fmean(seeds.values())
             means[number] = mean if lower_is_better else -mean
@@ -441,7 +445,7 @@ def _drawn(counts: tuple[int, ...], stream: int) -> _Values:
     """Return how often each value is drawn in each resample, [`RESAMPLES`, values].
 
     Args:
-        counts: Values in each scenario. Seeds are drawn with replacement inside a scenario.
+        counts: Values in each unit. Seeds are drawn with replacement inside a unit.
         stream: Number of the random stream; the same counts always give the same draws from it.
     """
     many, n = np.array(counts), len(counts)
@@ -475,17 +479,17 @@ def interquartile_mean(values: _Values, counts: _Values | None = None) -> _Value
 
 
 def iqm(sample: Sample) -> Estimate:
-    """Return the interquartile mean over scenarios and seeds (Agarwal et al., NeurIPS 2021).
+    """Return the interquartile mean over units and seeds (Agarwal et al., NeurIPS 2021).
 
-    The interval comes from a bootstrap over seeds inside each scenario, so it concerns these
-    scenarios alone; there is none if each scenario has one seed. A bootstrap of few seeds is too
+    The interval comes from a bootstrap over seeds inside each unit, so it concerns these
+    units alone; there is none if each unit has one seed. A bootstrap of few seeds is too
     narrow by the square root of seeds / (seeds - 1), and Student's quantile is larger than the
-    normal one; the interval is widened by both. In simulations of four scenarios and three seeds it
+    normal one; the interval is widened by both. In simulations of four units and three seeds it
     then misses the true value in 5 to 9 % of cases, without widening in 14 to 20 %.
     """
     from scipy.special import stdtrit
 
-    groups = list(by_scenario(sample).values())
+    groups = list(by_unit(sample).values())
     values, counts = np.concatenate(groups), tuple(map(len, groups))
     value, free = float(interquartile_mean(values)), len(values) - len(counts)
     if not free:
@@ -498,11 +502,11 @@ def iqm(sample: Sample) -> Estimate:
 def performance_profile(sample: Sample, thresholds: _Values) -> tuple[_Values, _Values, _Values]:
     """Return a performance profile: the share of runs that reach each threshold, and its interval.
 
-    The share is that of seeds, averaged over scenarios (Agarwal et al., NeurIPS 2021). The interval
+    The share is that of seeds, averaged over units (Agarwal et al., NeurIPS 2021). The interval
     is from a bootstrap as for `iqm`, not widened because a share has bounds, and NaN if each
-    scenario has one seed. All are [T], like ``thresholds``.
+    unit has one seed. All are [T], like ``thresholds``.
     """
-    groups = list(by_scenario(sample).values())
+    groups = list(by_unit(sample).values())
     counts = tuple(map(len, groups))
     shares = np.concatenate([(g[:, None] >= thresholds) / (len(g) * len(groups)) for g in groups])
     if max(counts) < 2:
@@ -540,19 +544,19 @@ def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) ->
     """Return the probability that a run of the row is better than one of the other.
 
     It is the share of pairs of seeds in which it is better, with ties counted as half, averaged
-    over scenarios, for their common seeds (Agarwal et al., NeurIPS 2021). The interval is from a
+    over units, for their common seeds (Agarwal et al., NeurIPS 2021). The interval is from a
     bootstrap as for `iqm`, not widened: in simulations it misses the true value in 5 to 8 %.
     """
-    mine = by_scenario({pair: value for pair, value in row.items() if pair in other})
-    theirs = by_scenario({pair: value for pair, value in other.items() if pair in row})
+    mine = by_unit({pair: value for pair, value in row.items() if pair in other})
+    theirs = by_unit({pair: value for pair, value in other.items() if pair in row})
     both = sorted(mine)
     if not both:
         return Estimate(NAN)
     counts = tuple(zip(*((len(mine[s]), len(theirs[s])) for s in both), strict=True))
     shares = np.zeros((sum(counts[0]), sum(counts[1])))  # contribution of each pair of seeds
     rows = columns = 0
-    for scenario in both:
-        gaps = mine[scenario][:, None] - theirs[scenario]
+    for unit in both:
+        gaps = mine[unit][:, None] - theirs[unit]
         better = gaps < 0 if lower_is_better else gaps > 0
         block = (better + 0.5 * (gaps == 0)) / (gaps.size * len(both))
         shares[rows : rows + len(block), columns : columns + block.shape[1]] = block
@@ -569,22 +573,24 @@ def improvement(row: Sample, other: Sample, *, lower_is_better: bool = False) ->
 
 def average_ranks(
     samples: Sequence[Sample],
-    units: Collection[Unit],
+    places: Collection[Place],
     *,
     lower_is_better: bool = False,
     tie: float = TIE,
 ) -> list[float | None]:
-    """Return each row's rank, averaged over units; 1 is best, equal rows share the mean rank.
+    """Return each row's rank, averaged over places; 1 is best, equal rows share the mean rank.
 
-    Rows that lack a unit have no rank and do not count for the others.
+    Rows that lack a place have no rank and do not count for the others.
     """
-    by_unit = [_lists((unit, value) for (unit, _), value in sample.items()) for sample in samples]
-    means = [{unit: fmean(values) for unit, values in found.items()} for found in by_unit]
-    whole = [n for n, found in enumerate(means) if units and set(units) <= set(found)]
+    by_place = [
+        _lists((place, value) for (place, _), value in sample.items()) for sample in samples
+    ]
+    means = [{place: fmean(values) for place, values in found.items()} for found in by_place]
+    whole = [n for n, found in enumerate(means) if places and set(places) <= set(found)]
     ranks: list[float | None] = [None] * len(samples)
     if whole:
-        table = np.array([[means[n][unit] for unit in units] for n in whole])
-        gaps = table[:, None] - table[None]  # [row, other row, unit]
+        table = np.array([[means[n][place] for place in places] for n in whole])
+        gaps = table[:, None] - table[None]  # [row, other row, place]
         gaps = -gaps if lower_is_better else gaps
         above = (gaps <= -tie) + 0.5 * (np.abs(gaps) < tie)
         for n, rank in zip(whole, above.sum(axis=1).mean(axis=1), strict=True):

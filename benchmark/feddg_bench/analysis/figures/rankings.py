@@ -70,7 +70,7 @@ def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
     thresholds = np.linspace(values.value.min(), values.value.max(), THRESHOLDS)
     parts = []
     for label, part in values.groupby("series"):
-        sample = {((0, r.scenario), r.seed): r.value for r in part.itertuples()}
+        sample = {((0, r.scenario, r.scenario), r.seed): r.value for r in part.itertuples()}
         share, low, high = performance_profile(sample, thresholds)
         points = {"x": thresholds, "mean": 100 * share, "low": 100 * low, "high": 100 * high}
         parts.append(pd.DataFrame({"series": label, **points}))

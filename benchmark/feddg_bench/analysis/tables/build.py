@@ -37,8 +37,8 @@ from feddg_bench.records.statistics import (
     TIE,
     Comparison,
     Estimate,
+    Place,
     Sample,
-    Unit,
     average_ranks,
     best_rows,
     by_seed,
@@ -161,10 +161,10 @@ class _Sheet:
     unordered: Sequence[Row]
 
     @cached_property
-    def units(self) -> dict[int, list[Unit]]:
-        """Scenarios that occur in any row, by measured column."""
-        found = sorted({unit for row in self.unordered for unit, _ in row.sample})
-        return {c.number: [unit for unit in found if unit[0] == c.number] for c in self.columns}
+    def places(self) -> dict[int, list[Place]]:
+        """Places that occur in any row, by measured column."""
+        found = sorted({place for row in self.unordered for place, _ in row.sample})
+        return {c.number: [place for place in found if place[0] == c.number] for c in self.columns}
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -230,9 +230,9 @@ class _Sheet:
     def first(self) -> dict[Row, Sample]:
         """Each row's values in the first group, for seeds with all its scenarios."""
         numbers = [c.number for c in self.columns if c.group == 0]
-        units = {unit for number in numbers for unit in self.units[number]}
+        places = {place for number in numbers for place in self.places[number]}
         parts = {row: row.part(numbers) for row in self.unordered}
-        seeds = {row: by_seed(part, units) for row, part in parts.items()}
+        seeds = {row: by_seed(part, places) for row, part in parts.items()}
         return {
             row: {p: v for p, v in part.items() if p[1] in seeds[row]}
             for row, part in parts.items()
@@ -241,7 +241,7 @@ class _Sheet:
     def mean(self, row: Row) -> float | None:
         """Return a row's mean over the first group; ``None`` if no seed has all its scenarios."""
         values = self.first[row]
-        seeds = by_seed(values, {unit for unit, _ in values})
+        seeds = by_seed(values, {place for place, _ in values})
         return mean_and_std(list(seeds.values()))[0] if seeds else None
 
     def accuracy(self, row: Row) -> float | None:
@@ -249,10 +249,10 @@ class _Sheet:
         first = {(c.metric, c.split) for c in self.columns if c.group == 0}
         return self.mean(row) if first <= {("accuracy", "test"), ("accuracy", "val")} else None
 
-    def wanted(self, sources: Sequence[MeasuredColumn]) -> list[Unit]:
+    def wanted(self, sources: Sequence[MeasuredColumn]) -> list[Place]:
         """Return the scenarios of some columns; empty if one of these has none in any row."""
-        found = [self.units[source.number] for source in sources]
-        return [unit for units in found for unit in units] if all(found) else []
+        found = [self.places[source.number] for source in sources]
+        return [place for places in found for place in places] if all(found) else []
 
 
 # --------------------------------------------------------------------------------- cells
@@ -264,18 +264,18 @@ _NOTHING: _Missing = ({}, ())
 
 def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterator[Entry]:
     """Yield a column's cells, from top to bottom."""
-    kind, numbers, units = column.kind, column.numbers, sheet.wanted(column.sources)
+    kind, numbers, places = column.kind, column.numbers, sheet.wanted(column.sources)
     compared, worst = kind in COMPARED, kind == "worst"
     curve: list[tuple[Sample, Sample]] = []
-    if kind == "rank" and units:
+    if kind == "rank" and places:
         samples = [row.part(numbers) for row in sheet.rows]
         lower = sheet.description.lower_is_better
-        ranks = average_ranks(samples, units, lower_is_better=lower, tie=sheet.tie)
+        ranks = average_ranks(samples, places, lower_is_better=lower, tie=sheet.tie)
     elif kind == "excess" and sheet.reference and sheet.description.unit == "%":
         curve = _curve(sheet.reference, column)
     for place, (row, (fills, _)) in enumerate(zip(sheet.rows, missing, strict=True)):
         part = row.part(numbers)
-        seeds = by_seed(part, units, worst=worst) if units else {}
+        seeds = by_seed(part, places, worst=worst) if places else {}
         keys = tuple(
             dict.fromkeys(
                 run.key
@@ -351,20 +351,20 @@ def _compared(
         above = at_equal_id(*known, curve)
         return Entry(None) if above is None else _estimate(above, digits, keys, signed=True)
     found = sheet.comparisons[column.numbers][row]
-    if not found.scenarios:
+    if not found.units:
         return Entry(None)
     if kind == "wins":
         return Entry(None, f"{found.wins}/{found.ties}/{found.losses}", keys=keys)
     if kind == "p_value":
         if math.isnan(found.p_value):
-            few = (captions.UNTESTED,) if found.scenarios >= FEWEST else ()
+            few = (captions.UNTESTED,) if found.units >= FEWEST else ()
             return Entry(None, p_text(found.p_value), keys=keys, footnotes=few)
         doubts: tuple[str, ...] = ()
         if row in sheet.collapsed:
             doubts = ("a t-test of means does not hold where runs collapse",)
         elif is_blind(mine, theirs):
             doubts = (
-                "the seeds of one scenario scatter far more than those of the others, so this test "
+                "the seeds of one unit scatter far more than those of the others, so this test "
                 "has low power",
             )
         return Entry(found.p_value, p_text(found.p_value), keys=keys, footnotes=doubts)
@@ -390,12 +390,12 @@ def _curve(row: Row, column: Column) -> list[tuple[Sample, Sample]]:
 
 def _marked(sheet: _Sheet, column: Column, bold: Bold, entries: list[Entry]) -> list[Entry]:
     """Return a column's cells with the best and the second-best marked."""
-    units, lower = sheet.wanted(column.sources), sheet.description.lower_is_better
-    if column.kind not in _MARKED or not units or bold == "none":
+    places, lower = sheet.wanted(column.sources), sheet.description.lower_is_better
+    if column.kind not in _MARKED or not places or bold == "none":
         return entries
     if bold == "tested":
         parts = [row.part(column.numbers) for row in sheet.rows]
-        tested = best_rows(parts, units, lower_is_better=lower)
+        tested = best_rows(parts, places, lower_is_better=lower)
         marks: dict[int | None, Mark] = dict(zip(tested, MARKS, strict=True))
         return [
             replace(entry, mark=marks[place]) if place in marks else entry
@@ -566,13 +566,13 @@ def _fills(sheet: _Sheet, row: Row, outside: Sequence[tuple[str, ...]]) -> _Miss
     missing: Sequence[MeasuredColumn] = [
         column
         for column in sheet.columns
-        if not by_seed(row.part([column.number]), sheet.units[column.number])
+        if not by_seed(row.part([column.number]), sheet.places[column.number])
         and column.number not in row.silent
     ]
     if departs[row]:
         inside = any(other.spec is row.spec and not departs[other] for other in sheet.rows)
         row, missing = Row(row.spec, row.spec.label, row.where), [] if inside else sheet.columns
-    scenarios = {n: [unit[1].split(" ")[-1] for unit in u] for n, u in sheet.units.items()}
+    scenarios = {n: [place[2] for place in u] for n, u in sheet.places.items()}
     fills = fill_commands(sheet.description, row, missing, scenarios, sheet.seeds)
     return fills, [(row.label, command) for command in fills.values()]
 

@@ -68,10 +68,10 @@ _MANY = 8
 
 TESTED = (
     "bold: significantly better than every other row; underlined: than every row except the bold "
-    "one; by two-sided t-tests over the mean differences of {} scenarios, with p < 0.05 against "
-    "each row after Holm's correction; the tests concern scenarios like these, not new seeds"
+    "one; by two-sided t-tests over the mean differences of {} units, with p < 0.05 against each "
+    "row after Holm's correction; the tests concern units like these, not new seeds"
 )
-_FEW = f"no row is marked as best, since the test over scenarios needs at least {FEWEST} scenarios"
+_FEW = f"no row is marked as best, since the test over units needs at least {FEWEST} of them"
 UNTESTED = f"no test, as it needs at least {FEWEST} seeds"
 SUMMARIES = {
     "id_test": "mean on id_test: the same runs on held-out images of the training domains",
@@ -80,22 +80,21 @@ SUMMARIES = {
     "rank": "rank: mean over the columns of a group, among rows that have all of them",
 }
 _AGAINST = {
-    "wins": "wins/ties/losses by scenario",
-    "difference": "mean difference with its 95 % interval (Student's t over scenarios' mean "
-    "differences), which describes scenarios like these, not new seeds",
-    "p_value": "p of a two-sided t-test over scenarios' mean differences, after Holm's correction "
+    "wins": "wins/ties/losses by unit",
+    "difference": "mean difference with its 95 % interval (Student's t over units' mean "
+    "differences), which describes units like these, not new seeds",
+    "p_value": "p of a two-sided t-test over units' mean differences, after Holm's correction "
     "for the rows",
     "detectable": "detects: the smallest true difference that such a test detects with 80 % power",
     "excess": "at equal id_test: the mean minus the mean predicted for {0} at the row's id_test, "
     "by the slope of {0}'s evaluated rounds on a logit scale, with a 95 % jackknife interval over "
-    "scenarios; none if id_test differs by more than over those rounds",
-    "improvement": "P(better): probability that a run is better than a run of {0} in the same "
-    "scenario",
+    "units; none if id_test differs by more than over those rounds",
+    "improvement": "P(better): probability that a run is better than a run of {0} in the same unit",
 }
 """Summary that compares with a method -> its definition."""
 _INTERVALS = {
-    "iqm": ", with a 95 % interval by a bootstrap over seeds within each scenario, widened for few "
-    "seeds; it holds for these scenarios only",
+    "iqm": ", with a 95 % interval by a bootstrap over seeds within each unit, widened for few "
+    "seeds; it holds for these units only",
     "improvement": ", with an interval by the same bootstrap",
 }
 """Summary -> the end of its definition if there are several seeds; one gives no interval."""
@@ -181,13 +180,15 @@ def definitions(
         said.append(few)
     said += [*tuning(rows), *_privacy(rows)]
     if len(rows) > 1 and seeds:
-        scenarios: dict[tuple[int, int], set[str]] = {}
+        units: dict[tuple[int, int], set[str]] = {}
         for number, row in enumerate(rows):
-            for (column, scenario), _ in row.sample:
-                scenarios.setdefault((number, columns[column].group), set()).add(scenario)
-        tested = max(map(len, scenarios.values()))
+            for (column, unit, _), _ in row.sample:
+                units.setdefault((number, columns[column].group), set()).add(unit)
+        tested = max(map(len, units.values()))
         several = UNTESTED if few_seeds(seeds) else TESTED.format(tested)
         said.append(several if tested >= FEWEST else _FEW)
+        if tested >= FEWEST:
+            said.append(_units(runs))
     kinds = {kind for group in description.groups for kind in group.summaries}
     kinds -= {"p_value"} if few_seeds(seeds) else set()
     intervals = _INTERVALS if len(seeds) > 1 else {}
@@ -204,6 +205,23 @@ def definitions(
         gap = "; difference: ours - published" if apart else ""
         said.append(f"published: {'; '.join(sources)}{gap}")
     return tuple(map(sentence, said))
+
+
+def _units(runs: Sequence[RecordedRun]) -> str:
+    """Return the definition of the unit of replication, and whether the runs' units overlap."""
+    said = (
+        "unit of replication: the domains that a model was trained on; numbers of one unit, such "
+        "as those of its unseen domains, are averaged first"
+    )
+    for dataset in sorted({run.dataset for run in runs}):
+        units = {run.train for run in runs if run.dataset == dataset}
+        domains = [domain for unit in units for domain in unit.split("+")]
+        if len(domains) > len(found := {*domains}):
+            said += (
+                f"; the {len(units)} units of {dataset_title(dataset)} share {len(found)} domains, "
+                f"so they are not independent"
+            )
+    return said
 
 
 def _measure(description: Description, columns: Sequence[MeasuredColumn]) -> str:

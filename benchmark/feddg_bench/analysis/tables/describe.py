@@ -39,7 +39,7 @@ Summary = Literal[
 ]
 """Over the columns of a group: the mean; the mean on ``id_test``; the smallest; the interquartile
 mean over scenarios and seeds; the mean rank among rows. Compared with the table's ``against``:
-wins, ties and losses by scenario, the mean difference, the p-value of a t-test over scenarios after
+wins, ties and losses by unit, the mean difference, the p-value of a t-test over units after
 Holm's correction for the rows, the smallest difference that this test detects, the difference at
 equal ``id_test``, and the probability that a run is better."""
 COMPARED: frozenset[str] = frozenset(

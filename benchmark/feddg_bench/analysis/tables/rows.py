@@ -225,7 +225,8 @@ def _fill(
 
 
 def _place(run: RecordedRun, column: MeasuredColumn) -> Measured:
-    return (column.number, f"{run.dataset} {run.protocol} {run.scenario}"), run.seed
+    """Return a run's place and seed; its unit is the set of domains that it was trained on."""
+    return (column.number, f"{run.dataset} {run.protocol} {run.train}", run.scenario), run.seed
 
 
 def _value(run: RecordedRun, column: MeasuredColumn) -> float | None:

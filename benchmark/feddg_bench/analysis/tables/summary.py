@@ -26,7 +26,7 @@ from feddg_bench.records.statistics import (
     LEVEL,
     Comparison,
     Estimate,
-    Unit,
+    Place,
     compare,
     corrected,
     mean_and_std,
@@ -64,7 +64,7 @@ def compared(records: Sequence[RunRecord]) -> Grid:
     gaps = dict(zip(samples, several, strict=True))
     rows = [(name, dict(_by_scenario(runs, shown)[-1][1])) for name, runs in groups.items()]
     for name, cells in rows:
-        if name in gaps and gaps[name].scenarios:
+        if name in gaps and gaps[name].units:
             cells["difference"] = _difference(gaps[name], _decimals(first)), None
             if not math.isnan(p := gaps[name].p_value):
                 cells["p_value"] = Entry(p, f"{p:.3f}"), None
@@ -149,11 +149,14 @@ def _difference(comparison: Comparison, decimals: int) -> Entry:
     return Entry(found.value, text, low=found.low, high=found.high)
 
 
-def _sample(records: Sequence[RunRecord]) -> dict[tuple[Unit, int], float]:
-    """Return the key metric on test by scenario and seed."""
+def _sample(records: Sequence[RunRecord]) -> dict[tuple[Place, int], float]:
+    """Return the key metric on test by place and seed."""
     metric = records[0].metric
     return {
-        ((0, record.scenario.name), record.seed): metric.display(value)
+        (
+            (0, "+".join(sorted(record.scenario.train)), record.scenario.name),
+            record.seed,
+        ): metric.display(value)
         for record in records
         if (value := split_metric(record.evaluation(), "test", metric.name)) is not None
     }
