@@ -39,6 +39,7 @@ class Outline:
     downlink: tuple[str, ...]
     client_validation: bool
     tasks: tuple[str, ...]
+    acts_on: str
     rgb_only: bool
     title: str
     citation: str

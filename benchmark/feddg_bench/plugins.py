@@ -300,6 +300,15 @@ def method_title(method: str) -> str:
         return method
 
 
+@cache
+def acts_on(method: str) -> str:
+    """Return what a method declares to act on; "" if it declares nothing or is not installed."""
+    try:
+        return outline(method).acts_on
+    except FeddgError:
+        return ""
+
+
 def make_dataset(name: str, data_root: Path | None = None) -> DomainDataset:
     """Return an opened data set.
 

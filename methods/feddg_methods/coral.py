@@ -28,6 +28,7 @@ class CORAL(PairwiseAligned):
     in the batch is left out, and a batch without a pair has no penalty. The server is FedAvg's.
     """
 
+    acts_on = "features"
     title = "DeepCORAL"
     citation = (
         "Sun and Saenko: Deep CORAL: Correlation Alignment for Deep Domain Adaptation, ECCV "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Literal
@@ -13,13 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
-from feddg_bench.core.batch_norm import batch_norm_state
 from feddg_bench.core.client import Client
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
-
-logger = logging.getLogger(__name__)
 
 
 class FedBNSettings(MethodSettings):
@@ -48,6 +44,7 @@ class FedBN(Method):
     """
 
     tasks = ("classification", "regression")
+    acts_on = "batch_norm"
     title = "FedBN"
     citation = (
         "Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp, Qi Dou: FedBN: Federated Learning "
@@ -61,9 +58,7 @@ class FedBN(Method):
     singles = ""
 
     def prepare(self, server: Server) -> None:
-        if not batch_norm_state(self):
-            logger.warning("the backbone has no batch normalisation: fedbn is the same as fedavg")
-        elif not self.state.private:
+        if not self.same_as_fedavg and not self.state.private:
             raise SettingsError(
                 f"federation.bn={server.federation.bn} does not go with fedbn, which keeps batch "
                 f"normalisation with the clients: leave it out, or set federation.bn=local"

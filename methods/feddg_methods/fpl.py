@@ -58,6 +58,7 @@ class FPL(Method):
     downlink = ("prototypes",)
     singles = "clusters single clients' prototypes"
     group = "alignment"
+    acts_on = "features"
     title = "FPL"
     citation = (
         "W. Huang, M. Ye, Z. Shi, H. Li, B. Du: Rethinking Federated Learning with Domain Shift: "

@@ -30,6 +30,7 @@ class MMD(PairwiseAligned):
     pair has no penalty. The server is FedAvg's.
     """
 
+    acts_on = "features"
     title = "MMD"
     citation = (
         "Haoliang Li, Sinno Jialin Pan, Shiqi Wang and Alex C. Kot: Domain Generalization with "

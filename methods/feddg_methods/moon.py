@@ -56,6 +56,7 @@ class Moon(Method):
     settings: MoonSettings
     group = "local training"
     tasks = ("classification", "regression")
+    acts_on = "features"
     title = "MOON"
     citation = (
         "Q. Li, B. He, D. Song: Model-Contrastive Federated Learning, CVPR 2021, arXiv 2103.16257"

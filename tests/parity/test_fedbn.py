@@ -48,7 +48,7 @@ def test_the_user_is_told_once_that_there_is_nothing_to_keep(start_run, caplog):
     with caplog.at_level(logging.WARNING):
         start_run("fedbn").rounds(3)
     assert [record.getMessage() for record in caplog.records] == [
-        "the backbone has no batch normalisation: fedbn is the same as fedavg"
+        "the network has no batch normalisation: fedbn is the same as fedavg"
     ]
 
 

@@ -585,6 +585,24 @@ def test_rows_with_the_same_numbers_are_said_to_be_the_same(add: Add, tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("backbone", "why"),
+    [
+        ({}, " in every run"),
+        ({"backbone__trainable": "head"}, ": no layer below the classifier is trained"),
+        ({"backbone__trainable": "head", "backbone__projection": 8}, " in every run"),
+    ],
+    ids=str,
+)
+def test_a_method_that_acts_on_features_is_said_to_have_none(
+    add: Add, tmp_path: Path, backbone: dict[str, Any], why: str
+) -> None:
+    for scenario in PAIR:
+        for method in ("fedavg", "fpl"):
+            add(method, scenario, test=(0.4,), **backbone)
+    assert footnotes(generic(tmp_path))["FPL"] == [f"identical to FedAvg{why}"]
+
+
+@pytest.mark.parametrize(
     ("partition", "said"),
     [
         ({}, "50 rounds, N=100, K=20, lambda=0.1"),

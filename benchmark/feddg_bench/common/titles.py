@@ -46,3 +46,11 @@ def backbone_title(name: str) -> str:
     ('small CNN', 'mine')
     """
     return _BACKBONES.get(name, name)
+
+
+WITHOUT_EFFECT = {
+    "": "",
+    "features": "no layer below the classifier is trained",
+    "batch_norm": "the network has no batch normalisation",
+}
+"""What a method acts on -> why it equals FedAvg where nothing of the kind is trained."""

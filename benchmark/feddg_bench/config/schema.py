@@ -186,6 +186,10 @@ TIMM = "timm:"
 """Prefix of the names of timm's backbones, such as ``timm:vit_tiny_patch16_224``."""
 
 
+LAYERS = ("projection",)
+"""Settings of the backbone that add layers between pooling and the classifier."""
+
+
 class BackboneSettings(Section):
     """The feature extractor."""
 
@@ -205,6 +209,9 @@ class BackboneSettings(Section):
     """Input normalisation; ``auto`` is what the backbone's weights were trained with."""
     projection: int = Field(0, ge=0, le=65_536)
     """Width of an extra linear layer after pooling (PARDON's code: 2048); 0 for none."""
+    trainable: Literal["all", "head"] = "all"
+    """``head``: the network up to pooling keeps its weights, in evaluation mode, and is never sent;
+    only the layers after it are trained."""
 
     @field_validator("name")
     @classmethod

@@ -45,11 +45,11 @@ class RunningMean:
 
     def __init__(self) -> None:
         self.mean: Weights = {}
-        self._total = 0.0
+        self.total = 0.0
 
     def add(self, state: Mapping[str, Tensor], share: float) -> None:
         """Add a state with its share, a number >= 0; the state is not changed."""
-        self._total += max(share, 0.0)
+        self.total += max(share, 0.0)
         if share <= 0:
             return
         if not self.mean:
@@ -60,7 +60,7 @@ class RunningMean:
             torch._foreach_lerp_(
                 [self.mean[name] for name in floats],
                 [state[name] for name in floats],
-                share / self._total,
+                share / self.total,
             )
         for name in self.mean.keys() - set(floats):
             torch.maximum(self.mean[name], state[name], out=self.mean[name])
@@ -84,7 +84,7 @@ def streaming_mean(states: Iterable[tuple[Mapping[str, Tensor], float]]) -> Weig
     """
     running = RunningMean()
     fold(states, lambda pair: running.add(*pair))
-    if not running.mean:
+    if not running.total:
         raise ValueError("no state with a positive share to average")
     return running.mean
 

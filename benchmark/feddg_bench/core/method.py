@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.titles import WITHOUT_EFFECT
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
@@ -21,7 +22,7 @@ from feddg_bench.core.lightning import LightningModule
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.state import ModuleState, bare_step
 from feddg_bench.core.tasks import CLASSIFICATION, TASKS, Accepts, Prediction, answer
-from feddg_bench.models.backbones import Backbone, build_backbone
+from feddg_bench.models.backbones import NETWORK, Backbone, build_backbone
 from feddg_bench.models.networks import sum_depthwise
 
 PREDICTED = 64
@@ -86,6 +87,10 @@ class Method(LightningModule):
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     """Tasks that the method can learn: its mathematics must make sense for them. A training step
     that suits both tasks takes its loss from ``self.task``."""
+    acts_on: ClassVar[Literal["", "features", "batch_norm"]] = ""
+    """What the method changes in comparison with FedAvg: ``features`` below the classifier, through
+    a loss on them; ``batch_norm``, its layers. A run in which nothing of the kind is trained equals
+    FedAvg, and says so."""
     rgb_only: ClassVar[bool] = False
     """Whether images must be red, green and blue in [0, 1], as for style transfer."""
     singles: ClassVar[str] = ""
@@ -149,10 +154,21 @@ class Method(LightningModule):
             constant = self.frozen + tuple(batch_norm_statistics(self))
         else:
             constant = self.frozen
-        self.live_batch_norm = bn != "frozen" and bool(batch_norm_state(self.backbone))
-        private = self.local + (tuple(batch_norm_state(self)) if bn == "local" else ())
+        norm = batch_norm_state(self)
+        if isinstance(self.backbone, Backbone) and self.backbone.head_only:
+            self.backbone.net.requires_grad_(requires_grad=False)  # with layers made by `build`
+            constant += (f"backbone.{NETWORK}",)
+            norm = [name for name in norm if not name.startswith(constant)]
+        self.live_batch_norm = bn != "frozen" and any(n.startswith("backbone.") for n in norm)
+        private = self.local + (tuple(norm) if bn == "local" else ())
         self.state = ModuleState(self, private=private, constant=constant)
         self.federated, self.trainable = self.state.federated, self.state.trainable
+        below = [name for name in self.trainable if not name.startswith("classifier.")]
+        there = {"": True, "features": bool(below), "batch_norm": bool(norm)}[self.acts_on]
+        frozen = self.acts_on == "batch_norm" and batch_norm_state(self.backbone)
+        why = "no batch normalisation is trained" if frozen else WITHOUT_EFFECT[self.acts_on]
+        self.same_as_fedavg = "" if there else why
+        """Why the method equals FedAvg with this network; "" if it can differ."""
 
     @classmethod
     def sends(cls, settings: Any) -> Uplink:  # noqa: ARG003 - most send all
@@ -381,5 +397,8 @@ class Method(LightningModule):
         return server.weights
 
 
-def _backbone(*, channels: int = 3, rgb: bool | None = None, **values: Any) -> Backbone:
-    return build_backbone(validate(BackboneSettings, values, "backbone."), channels, rgb=rgb)
+def _backbone(
+    *, channels: int = 3, rgb: bool | None = None, size: int | None = None, **values: Any
+) -> Backbone:
+    settings = validate(BackboneSettings, values, "backbone.")
+    return build_backbone(settings, channels, rgb=rgb, size=size)

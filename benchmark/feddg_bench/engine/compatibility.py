@@ -85,11 +85,15 @@ def check_fit(
 def check_start(settings: RunSettings, method: Method, clients: int) -> None:
     """Check the conditions that need the built network and the number of clients with images.
 
+    A warning says if the method equals FedAvg with this network.
+
     Raises:
         SettingsError: With the first reason why the run cannot start, see `reasons_to_stop`.
     """
     for why in reasons_to_stop(settings, method, clients):
         raise SettingsError(why)
+    if method.same_as_fedavg:
+        logger.warning(f"{method.same_as_fedavg}: {settings.method} is the same as fedavg")
 
 
 # ------------------------------------------------------------------------- conditions, reasons

@@ -130,6 +130,7 @@ def build_on(
         **settings.backbone.model_dump(mode="json"),
         "channels": images.channels,
         "rgb": is_rgb(images),
+        "size": settings.data.image_size,
     }
     with noted(f"build of {method.__name__}"), global_streams(settings.seed, "init"):
         return method(

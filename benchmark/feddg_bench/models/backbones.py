@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,10 @@ PART_PIXELS = 2**19
 images of 128 px."""
 
 
+NETWORK = "net."
+"""Prefix of the names of the tensors up to pooling, which ``backbone.trainable=head`` freezes."""
+
+
 class Backbone(nn.Module):
     """A feature extractor.
 
@@ -68,6 +72,7 @@ class Backbone(nn.Module):
         projection: Width of the linear layer, 0 for none.
         normalisation: Normalisation of the input, or a key of `NORMALISATIONS`.
         channels: C; if it is not 3, the normalisation should be ``none``.
+        head_only: Whether ``net`` keeps its weights and stays in evaluation mode.
     """
 
     mean: Tensor
@@ -80,8 +85,11 @@ class Backbone(nn.Module):
         projection: int,
         normalisation: str | Normalisation,
         channels: int = 3,
+        *,
+        head_only: bool = False,
     ) -> None:
         super().__init__()
+        self.head_only = head_only
         if isinstance(normalisation, str):
             normalisation = NORMALISATIONS[normalisation]
         mean, std = map(torch.tensor, normalisation)
@@ -96,6 +104,13 @@ class Backbone(nn.Module):
         self._by_image = not any(isinstance(layer, nn.Linear) for layer in net.modules())
         self.projection = nn.Linear(width, projection) if projection else nn.Identity()
         self.num_features = projection or width
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, except that a network that is not trained stays in evaluation mode."""
+        super().train(mode)
+        if self.head_only:
+            self.net.eval()
+        return self
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
@@ -259,7 +274,11 @@ def _timm_model(name: str, *, pretrained: bool = False) -> Any:
 
 
 def build_backbone(
-    settings: BackboneSettings, channels: int = 3, *, rgb: bool | None = None
+    settings: BackboneSettings,
+    channels: int = 3,
+    *,
+    rgb: bool | None = None,
+    size: int | None = None,
 ) -> Backbone:
     """Build the backbone; random weights are drawn from PyTorch's global generator.
 
@@ -269,6 +288,8 @@ def build_backbone(
             `widen`).
         rgb: Whether images are RGB in [0, 1]; others are not normalised. Default: whether there are
             three channels.
+        size: Side of the images in pixels, for networks of timm's that are built for one size;
+            default their own.
 
     Raises:
         SettingsError: The settings contradict each other, the weights file does not fit, or
@@ -284,6 +305,7 @@ def build_backbone(
         net = architecture.features()
         if settings.pretrained:
             _load(net, architecture, settings)
+    resize_input(net, size)
     if channels != 3:
         widen(net, channels, pretrained=settings.pretrained)
     if settings.padding == "tf":
@@ -293,7 +315,19 @@ def build_backbone(
         normalisation = "half" if settings.padding == "tf" else architecture.normalisation
     if not rgb:
         normalisation = "none"
-    return Backbone(net, architecture.num_features, settings.projection, normalisation, channels)
+    width, frozen = architecture.num_features, settings.trainable == "head"
+    return Backbone(net, width, settings.projection, normalisation, channels, head_only=frozen)
+
+
+def resize_input(net: Any, size: int | None) -> None:
+    """Let a transformer of timm's that takes images of one size take another, in place.
+
+    Its position embeddings are resampled, as by timm's ``img_size``.
+    """
+    patches: Any = getattr(net, "patch_embed", None)
+    strict = getattr(patches, "strict_img_size", False) and hasattr(net, "set_input_size")
+    if size and strict and tuple(patches.img_size) != (size, size):
+        net.set_input_size(img_size=(size, size))
 
 
 def widen(net: nn.Module, channels: int, *, pretrained: bool) -> None:
@@ -335,6 +369,7 @@ def check_timm_size(settings: BackboneSettings, image_size: int) -> None:
     with torch.device("meta"), torch.no_grad():  # only shapes, no arithmetic
         net: Any = architecture_of(settings.name).features().eval()
         try:
+            resize_input(net, image_size)
             net(torch.empty(1, 3, image_size, image_size))
         except (AssertionError, RuntimeError, ValueError) as error:
             raise SettingsError(

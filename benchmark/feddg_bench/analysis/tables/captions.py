@@ -11,9 +11,10 @@ from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.analysis.tables.setups import FRAME, departing, modal, unlike_recipe
-from feddg_bench.common.titles import backbone_title
+from feddg_bench.common.titles import WITHOUT_EFFECT, backbone_title
+from feddg_bench.config.schema import LAYERS
 from feddg_bench.data.protocols import TITLES
-from feddg_bench.plugins import dataset_title, harmless
+from feddg_bench.plugins import acts_on, dataset_title, harmless
 from feddg_bench.records.differences import (
     assignments,
     differences,
@@ -425,10 +426,21 @@ def equal_rows(rows: Sequence[Row]) -> dict[Row, str]:
         numbers = tuple(sorted(row.sample.items()))
         first = found.setdefault(numbers, row)
         if numbers and first is not row:
-            bn = {run.get("federation.bn") for run in (*first.members, *row.members)}
-            why = ": the network has no batch normalisation" if len(bn) > 1 else " in every run"
+            both = (*first.members, *row.members)
+            acts = {acts_on(run.method) for run in both}
+            why = " in every run"
+            if "batch_norm" in acts or len({run.get("federation.bn") for run in both}) > 1:
+                why = f": {WITHOUT_EFFECT['batch_norm']}"
+            elif "features" in acts and not any(map(_trains_features, both)):
+                why = f": {WITHOUT_EFFECT['features']}"
             said[row] = f"identical to {first.label}{why}"
     return said
+
+
+def _trains_features(run: RecordedRun) -> bool:
+    """Return whether a run trains layers below the classifier."""
+    frozen = run.get("backbone.trainable") == "head" or run.get("backbone.name") == "features"
+    return not frozen or any(run.get(f"backbone.{layer}") for layer in LAYERS)
 
 
 def other_rates(
