@@ -11,10 +11,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.data.partition import (
     dirichlet_indices,
     heterogeneous_counts,
     heterogeneous_indices,
+    label_dirichlet_indices,
+    label_shards_indices,
     per_domain_indices,
 )
 
@@ -171,6 +174,56 @@ def test_dirichlet_holds_every_image_once(sizes, num_clients, alpha, seed):
     again = dirichlet_indices(domains, num_clients, alpha, seed=seed)
     assert len(parts) == num_clients
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(domains)))
+    assert [p.tolist() for p in parts] == [p.tolist() for p in again]
+
+
+CLASS_COUNTS = st.lists(
+    st.lists(st.integers(0, 12), min_size=4, max_size=4), min_size=1, max_size=5
+).filter(lambda rows: np.any(rows))
+
+
+def images_of(counts, seed):
+    """Return domains and labels of images of which there are [D, C], in any order."""
+    domains, labels = (
+        np.repeat(ids, np.ravel(counts)) for ids in map(np.ravel, np.indices(np.shape(counts)))
+    )
+    order = np.random.default_rng(seed).permutation(len(domains))
+    return domains[order], labels[order]
+
+
+@given(CLASS_COUNTS, NUM_CLIENTS, st.floats(1e-3, 1e3), LAMBDAS, SEEDS)
+def test_label_dirichlet_holds_every_image_once(counts, num_clients, alpha, lam, seed):
+    domains, labels = images_of(counts, seed)
+    parts, again = (
+        label_dirichlet_indices(domains, labels, num_clients, alpha, lam, seed=seed)
+        for _ in range(2)
+    )
+    assert len(parts) == num_clients
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(domains)))
+    assert [p.tolist() for p in parts] == [p.tolist() for p in again]
+    if lam == 0:  # and only of the domains that clients have without label skew
+        sizes = np.bincount(domains)
+        for part, row in zip(parts, heterogeneous_counts(sizes * 60, num_clients, 0), strict=True):
+            assert set(domains[part].tolist()) <= set(np.flatnonzero(row).tolist())
+
+
+@given(CLASS_COUNTS, NUM_CLIENTS, st.integers(1, 4), LAMBDAS, SEEDS)
+def test_label_shards_hold_every_image_once(counts, num_clients, classes, lam, seed):
+    domains, labels = images_of(counts, seed)
+    try:
+        parts, again = (
+            label_shards_indices(domains, labels, num_clients, classes, lam, seed=seed)
+            for _ in range(2)
+        )
+    except SettingsError:  # only if the clients of a domain are too few for its classes
+        sizes = np.bincount(domains).tolist()
+        enough = sum(n > 0 for n in sizes) <= num_clients
+        own = main_domains(sizes, num_clients)[0] if enough else [1] * len(sizes)
+        assert any(u * classes < np.count_nonzero(row) for u, row in zip(own, counts, strict=False))
+        return
+    assert len(parts) == num_clients
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(domains)))
+    assert all(len(set(labels[part].tolist())) <= classes for part in parts)
     assert [p.tolist() for p in parts] == [p.tolist() for p in again]
 
 

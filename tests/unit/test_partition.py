@@ -13,6 +13,8 @@ from feddg_bench.data.partition import (
     dirichlet_indices,
     heterogeneous_counts,
     heterogeneous_indices,
+    label_dirichlet_indices,
+    label_shards_indices,
     make_partition,
     per_domain_indices,
     validation_parts,
@@ -176,6 +178,60 @@ def test_dirichlet_survives_tiny_alpha(seed):
     assert sorted(np.concatenate(parts)) == list(range(100))
 
 
+CLASSES = np.tile(np.arange(4), 30)
+
+
+def of_classes(parts):
+    """Return each client's number of images of each of `CLASSES`."""
+    return [np.bincount(CLASSES[part], minlength=4).tolist() for part in parts]
+
+
+@pytest.mark.parametrize("heterogeneity", [0.0, 1.0])
+def test_label_dirichlet_of_one_domain_has_the_counts_of_flower(heterogeneity):
+    """These are those of ``DirichletPartitioner(3, "label", 0.5, 0, seed=7)`` of fdef7afb."""
+    one = np.zeros(120, int)
+    parts = label_dirichlet_indices(one, CLASSES, 3, 0.5, heterogeneity, seed=7)
+    assert of_classes(parts) == [[9, 0, 3, 0], [18, 27, 25, 3], [3, 3, 2, 27]]
+
+
+def test_label_dirichlet_skews_classes_and_keeps_lambda():
+    """Over many draws, clients hold their share of each domain, by lambda, for any alpha."""
+    domains, labels = np.repeat([0, 1], 600), np.tile(np.arange(4), 300)
+    for alpha, lam in ((0.1, 0.0), (0.1, 0.5), (10.0, 0.5)):
+        held = np.zeros((4, 2))
+        for seed in range(300):
+            parts = label_dirichlet_indices(domains, labels, 4, alpha, lam, seed=seed)
+            held += [np.bincount(domains[part], minlength=2) for part in parts]
+        expected = heterogeneous_counts([600, 600], 4, lam)
+        assert np.abs(held / 300 - expected).max() < 30, (alpha, lam)
+        assert not held[expected == 0].any()
+
+
+def test_label_shards_of_one_domain_are_equal_parts_of_two_classes():
+    one = np.zeros(120, int)
+    parts = label_shards_indices(one, CLASSES, 4, 2, 0.5, seed=0)
+    assert [sorted(row) for row in of_classes(parts)] == [[0, 0, 15, 15]] * 4
+    assert sorted(np.concatenate(parts)) == list(range(120))
+    three = label_shards_indices(one, CLASSES, 3, 4, 0.0, seed=0)
+    assert of_classes(three) == [[10] * 4] * 3
+
+
+def test_label_shards_keep_lambda():
+    """Clients 0 and 1 have most of the first domain; 22.5 and 7.5 would be exact."""
+    domains = np.repeat([0, 1], 60)
+    parts = label_shards_indices(domains, CLASSES, 4, 4, 0.5, seed=0)
+    counts = [np.bincount(domains[part], minlength=2).tolist() for part in parts]
+    assert counts == [[23, 7], [22, 8], [8, 22], [7, 23]]
+    pure = label_shards_indices(domains, CLASSES, 4, 2, 0.0, seed=0)
+    assert [np.bincount(domains[part], minlength=2).tolist() for part in pure] == [
+        [30, 0],
+        [30, 0],
+        [0, 30],
+        [0, 30],
+    ]
+    assert all(sorted(row) == [0, 0, 15, 15] for row in of_classes(pure))
+
+
 # images 100 to 119 of a data set of 200: 12 in domain 1, 8 in domain 3
 INDICES = np.arange(100, 120)
 DOMAINS = np.where(np.arange(200) < 112, 1, 3)
@@ -183,7 +239,9 @@ LABELS = np.arange(200) % 4
 
 
 def _make(seed=5, **values) -> Partition:
-    return make_partition(PartitionSettings(**values), INDICES, DOMAINS[INDICES], seed=seed)
+    return make_partition(
+        PartitionSettings(**values), INDICES, DOMAINS[INDICES], LABELS[INDICES], seed=seed
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,6 +271,19 @@ def test_dirichlet_kind_deals_its_own_rule():
     assert partition.rule == {"kind": "dirichlet", "clients": 3, "alpha": 2.0, "seed": 5}
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [("label_dirichlet", "alpha", 2.0), ("label_shards", "classes_per_client", 3)],
+)
+def test_kinds_of_label_skew_deal_their_own_rule(kind, name, value):
+    own = {"kind": kind, "clients": 3, name: value, "heterogeneity": 0.4}
+    partition = _make(**own, min_client_size=0)
+    rule = {"label_dirichlet": label_dirichlet_indices, "label_shards": label_shards_indices}[kind]
+    parts = rule(DOMAINS[INDICES], LABELS[INDICES], 3, value, 0.4, seed=5)
+    assert [i.tolist() for i in partition.indices] == [INDICES[p].tolist() for p in parts]
+    assert partition.rule == own | {"seed": 5}
+
+
 def test_heterogeneous_kind_follows_its_settings():
     partition = _make(clients=3, heterogeneity=0.7, rounding="reference")
     parts = heterogeneous_indices(DOMAINS[INDICES], 3, 0.7, seed=5, rounding="reference")
@@ -222,7 +293,7 @@ def test_heterogeneous_kind_follows_its_settings():
 def test_names_sort_as_numbers():
     assert _make(clients=11).clients[7] == "client_007"
     many = make_partition(
-        PartitionSettings(clients=1001), np.arange(1001), np.zeros(1001, int), seed=0
+        PartitionSettings(clients=1001), np.arange(1001), *np.zeros((2, 1001), int), seed=0
     )
     assert many.clients[7] == "client_0007"
     assert list(many.clients) == sorted(many.clients)
@@ -255,7 +326,7 @@ def test_json_says_what_every_client_holds():
 
 def test_empty_clients_are_allowed_on_request():
     settings = PartitionSettings(clients=7, heterogeneity=0, min_client_size=0)
-    partition = make_partition(settings, np.arange(5), np.array([0, 0, 0, 1, 1]), seed=0)
+    partition = make_partition(settings, np.arange(5), *[np.array([0, 0, 0, 1, 1])] * 2, seed=0)
     assert partition.sizes.tolist() == [1, 1, 1, 0, 1, 1, 0]
     partition.as_json(np.zeros(5, int), np.zeros(5, int), ("a",))
 
@@ -272,7 +343,7 @@ def held(kind, train, id_val, *, clients=4, seed=3, **values):
     """Return a partition, training and validation images by client; odd images: domain 1."""
     settings = PartitionSettings(kind=kind, clients=clients, min_client_size=0, **values)
     train, id_val = np.asarray(train), np.asarray(id_val, dtype=np.int64)
-    partition = make_partition(settings, train, train % 2, seed=seed)
+    partition = make_partition(settings, train, train % 2, train // 2 % 3, seed=seed)
     parts = validation_parts(settings, partition, id_val, id_val % 2, seed=seed)
     return partition, *parts
 
@@ -284,6 +355,7 @@ def test_validation_images_are_spread_by_the_rule_of_the_partition():
         PartitionSettings(clients=4, heterogeneity=0.1),
         np.arange(100, 116),
         np.arange(16) % 2,
+        np.zeros(16, int),
         seed=3,
     )
     for name, index, expected in zip(
@@ -306,6 +378,15 @@ def test_how_many_images_are_given_up(count, trains, validates):
     _, training, validation = held("pooled", range(count), [])
     assert len(training["client_000"]) == trains
     assert len(validation["client_000"]) == validates
+
+
+def test_clients_with_own_classes_validate_on_them():
+    partition, training, validation = held(
+        "label_shards", range(96), range(100, 124), classes_per_client=1, heterogeneity=0, clients=6
+    )
+    for name, index in zip(partition.clients, partition.indices, strict=True):
+        assert len(validation[name]) == 1
+        assert sorted([*training[name], *validation[name]]) == sorted(index)
 
 
 def test_a_domain_without_validation_images_leaves_none_to_spread():

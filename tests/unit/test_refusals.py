@@ -89,11 +89,15 @@ KINDS: dict[str, Kind] = {
     "augment.flip": share("0", "1"),
     "augment.hue": share("0", "0.5"),
     "augment.brightness": real(("0", "0.5", "1e300"), ("-0.1",)),
-    "partition.kind": one_of("heterogeneous", "pooled", "domain", "per_domain", "dirichlet"),
+    "partition.kind": one_of(
+        *("heterogeneous", "pooled", "domain", "per_domain", "dirichlet"),
+        *("label_dirichlet", "label_shards"),
+    ),
     "partition.clients": whole(1, MANY),
     "partition.heterogeneity": share("0", "1"),
     "partition.rounding": one_of("largest_remainder", "reference"),
     "partition.clients_per_domain": whole(1, MANY),
+    "partition.classes_per_client": whole(1, MANY),
     "partition.alpha": real(("0.1", "100"), ("0", "-1")),
     "partition.min_client_size": whole(0, MANY),
     "backbone.name": one_of("small_cnn", "lenet"),
@@ -319,9 +323,10 @@ def counts(*arguments: Any, rounding: str = "reference") -> Callable[[], object]
 
 
 def partition(images: int = 20, **values: Any) -> Callable[[], object]:
-    """Return a call that makes a partition of images of two domains."""
+    """Return a call that makes a partition of images of two domains and five classes."""
     index = np.arange(images)
-    return lambda: make_partition(PartitionSettings(**values), index, index % 2, seed=0)
+    domains, labels = index % 2, index // 2 % 5
+    return lambda: make_partition(PartitionSettings(**values), index, domains, labels, seed=0)
 
 
 def named(*arguments: Any) -> Callable[[], object]:
@@ -363,7 +368,7 @@ CALLS: list[tuple[Any, ...]] = [
             settings(partition={"kind": kind, "clients": 4}, federation={"per_round": 5}),
             "federation.per_round is 5 but partition.clients is 4",
         )
-        for kind in ("heterogeneous", "dirichlet")
+        for kind in ("heterogeneous", "dirichlet", "label_dirichlet", "label_shards")
     ),
     (hyper("fedprox", muu=1), "unknown setting 'hyper.muu'; did you mean 'hyper.mu'? Known: hyper"),
     (hyper("fedprox", mu=-1), "setting hyper.mu: -1 is not valid"),
@@ -463,6 +468,23 @@ CALLS: list[tuple[Any, ...]] = [
         "3 of 8 clients would hold fewer than 3 of the 21 training images, the smallest 2",
     ),
     (partition(0), DataError, "no training images"),
+    (
+        partition(kind="label_shards", clients=4, classes_per_client=6),
+        "classes_per_client is 6 but the training images have only 5 classes",
+    ),
+    (
+        partition(kind="label_shards", clients=4, heterogeneity=0),
+        "with partition.clients=4 and partition.classes_per_client=2, no client has a class of",
+    ),
+    (
+        lambda: make_partition(
+            PartitionSettings(kind="label_dirichlet", clients=2),
+            *np.zeros((2, 9), int),
+            np.zeros(9),
+            seed=0,
+        ),
+        "spreads the images of each class, but this data set is a regression",
+    ),
     *(
         (lambda size=size: sample_clients("abc", size, seed=0, round=1), f"{size} of 3 clients")
         for size in (0, 4)

@@ -156,6 +156,7 @@ OTHER = {
     "partition.rounding": "reference",
     "partition.seed": 1001,
     "partition.clients_per_domain": 3,
+    "partition.classes_per_client": 3,
     "partition.alpha": 0.6,
     "partition.min_client_size": 2,
     "backbone.name": "resnet18",

@@ -607,6 +607,11 @@ def test_a_method_that_acts_on_features_is_said_to_have_none(
     [
         ({}, "50 rounds, N=100, K=20, lambda=0.1"),
         ({"partition__kind": "dirichlet"}, "50 rounds, N=100, K=20, alpha=0.5"),
+        (
+            {"partition__kind": "label_dirichlet"},
+            "K=20, lambda=0.1, classes drawn with alpha=0.5",
+        ),
+        ({"partition__kind": "label_shards"}, "K=20, lambda=0.1, 2 classes per client"),
         ({"partition__kind": "domain"}, "50 rounds, one client per domain, K=20"),
         ({"partition__kind": "per_domain"}, "50 rounds, 2 clients per domain, K=20"),
         ({"partition__kind": "pooled"}, "224 px, 50 rounds, all images pooled"),

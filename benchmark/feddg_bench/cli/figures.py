@@ -232,7 +232,10 @@ class PartitionCommand(Output, Names):
         str | None,
         typer.Option("--heterogeneity", "--lambda", help="Comma-separated, such as 0,0.1,0.5,1."),
     ] = None
-    by: Annotated[str, typer.Option(help="domain or label.")] = "domain"
+    by: Annotated[
+        str | None,
+        typer.Option(help="domain or label; by default domain, and both if labels are skewed."),
+    ] = None
     data_root: DataRoot = None
     cache_dir: CacheDir = None
 
@@ -240,7 +243,7 @@ class PartitionCommand(Output, Names):
         """Run the command."""
         from feddg_bench.analysis.figures.partition_map import By
 
-        if self.by not in get_args(By):
+        if self.by is not None and self.by not in get_args(By):
             raise SettingsError(unknown("--by", self.by, get_args(By)))
         values = (
             [None] if self.lambdas is None else [_number(part) for part in self.lambdas.split(",")]
@@ -256,10 +259,17 @@ class PartitionCommand(Output, Names):
             .plan(datasets)
         ]
         from feddg_bench.analysis.figures.partition_map import partition_picture
+        from feddg_bench.data.partition import BY_CLASS
         from feddg_bench.runs.setup import RunData
 
         data = RunData(self.cache_dir)
-        self.save(lambda: partition_picture(plans, data, cast("By", self.by)))
+        skewed = plans[0].settings.partition.kind in BY_CLASS
+        shown = [self.by] if self.by else [*get_args(By)] if skewed else ["domain"]
+        save(
+            lambda: [partition_picture(plans, data, cast("By", by)) for by in shown],
+            self.folder,
+            listed(self.format),
+        )
 
 
 def _number(text: str) -> float:

@@ -28,6 +28,7 @@ _SYNONYMS: Mapping[str, str] = {
     "partition.clients": "num_clients n_clients num_users n_parties",
     "partition.heterogeneity": "lam lmbda lambda_",
     "partition.alpha": "alpha dirichlet dir_alpha dirichlet_alpha",
+    "partition.classes_per_client": "num_classes_per_partition class_per_client shards_per_client",
     "train.lr": "learning_rate local_lr client_lr",
     "train.local_epochs": "epochs num_epochs local_ep",
     "train.batch_size": "batch local_bs",

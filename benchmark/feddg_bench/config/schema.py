@@ -148,19 +148,31 @@ class AugmentSettings(Section):
 class PartitionSettings(Section):
     """How the training images are spread over clients (see `feddg_bench.data.partition`)."""
 
-    kind: Literal["heterogeneous", "pooled", "domain", "per_domain", "dirichlet"] = "heterogeneous"
+    kind: Literal[
+        "heterogeneous",
+        "pooled",
+        "domain",
+        "per_domain",
+        "dirichlet",
+        "label_dirichlet",
+        "label_shards",
+    ] = "heterogeneous"
     """``heterogeneous``: by lambda; ``pooled``: one client with all images; ``domain``: one client
-    per domain; ``per_domain``: ``clients_per_domain`` each; ``dirichlet``: a Dirichlet draw."""
+    per domain; ``per_domain``: ``clients_per_domain`` each; ``dirichlet``: a Dirichlet draw of the
+    shares of each domain. With label skew inside domains, beside lambda: ``label_dirichlet``, a
+    Dirichlet draw of the shares of each class; ``label_shards``, ``classes_per_client`` classes."""
     clients: int = Field(100, ge=1, le=MANY)
-    """N, for ``heterogeneous`` and ``dirichlet``."""
+    """N; ``pooled``, ``domain`` and ``per_domain`` do not read it."""
     heterogeneity: float = Field(0.1, ge=0, le=1)
     """lambda: 1 gives every client the same mixture of domains, 0 as few domains as possible."""
     rounding: Literal["largest_remainder", "reference"] = "largest_remainder"
     """``reference`` gives FedDG_Benchmark's clients: rounding mixes in images of other domains."""
     clients_per_domain: int = Field(2, ge=1, le=MANY)
     """Clients of each domain, for ``per_domain`` (FedCCRL)."""
+    classes_per_client: int = Field(2, ge=1, le=MANY)
+    """Classes of each client, for ``label_shards``; the default is that of McMahan et al."""
     alpha: float = Field(0.5, gt=0)
-    """Concentration of the Dirichlet partition: small is heterogeneous."""
+    """Concentration of ``dirichlet`` and ``label_dirichlet``: small is heterogeneous."""
     min_client_size: int = Field(1, ge=0, le=MANY)
     """Smallest number of images a client may hold; 0 allows empty clients, which never train."""
     seed: int | None = Field(None, ge=0)
@@ -507,7 +519,8 @@ class RunSettings(Section):
     @model_validator(mode="after")
     def _sampled_clients_exist(self) -> RunSettings:
         k, n = self.federation.per_round, self.partition.clients
-        if self.partition.kind in ("heterogeneous", "dirichlet") and k is not None and k > n:
+        counted = self.partition.kind not in ("pooled", "domain", "per_domain")
+        if counted and k is not None and k > n:
             raise ValueError(
                 f"federation.per_round is {k} but partition.clients is {n}: "
                 f"K clients are drawn out of N, so lower --per-round or raise --clients"

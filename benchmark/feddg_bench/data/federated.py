@@ -105,7 +105,9 @@ def spread(
     if settings.partition.rounding == "reference" and dataset.reference_domains:
         places = [dataset.reference_domains.index(name) for name in dataset.domains]
         ids = np.array(places)[records.domains]
-    partition = make_partition(settings.partition, train, ids[train], seed=seed)
+    partition = make_partition(
+        settings.partition, train, ids[train], records.labels[train], seed=seed
+    )
     pairs = zip(partition.clients, partition.indices, strict=True)
     clients = {name: index for name, index in pairs if len(index)}
     held_out: dict[str, np.ndarray] = {}

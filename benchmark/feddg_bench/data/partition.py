@@ -4,14 +4,15 @@ The main rule spreads D domains over N clients by one number, lambda in [0, 1] (
 2024): 1 gives every client the same mixture of domains, 0 as few domains as possible, only one if
 there are enough clients. A domain is an integer id from 0; ids without images are allowed.
 The other rules are one pooled client, equal parts of every domain and a Dirichlet draw per domain
-(both FedCCRL, Wang et al., 2024).
+(both FedCCRL, Wang et al., 2024), and two with label skew inside the domains, which follow
+partitioners of Flower (``flwr_datasets.partitioner``) and combine with lambda.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,16 +126,21 @@ def heterogeneous_counts(
             f"domain sizes are {sizes.tolist()} but a partition needs one count >= 0 for each "
             f"domain and at least one image"
         )
-    if np.count_nonzero(sizes) <= num_clients:
-        main, targets = _main_domains(sizes, num_clients, heterogeneity)
-    else:
-        order = np.argsort(sizes)[::-1]
-        if rounding == "largest_remainder":
-            order = np.argsort(-sizes, kind="stable")
-        main, targets = _packed_domains(sizes, num_clients, heterogeneity, order)
-    if rounding == "reference":
+    reference = rounding == "reference"
+    main, targets = _targets(sizes, num_clients, heterogeneity, stable=not reference)
+    if reference:
         return _leftovers_to_first(targets, sizes)
     return _leftovers_to_largest(targets, sizes, main)
+
+
+def _targets(
+    sizes: IntArray, num_clients: int, heterogeneity: float, *, stable: bool = True
+) -> tuple[NDArray[np.bool_], FloatArray]:
+    """Return main domains, bool [N, D], and targets, [N, D]; ``stable`` packs ties in order."""
+    if np.count_nonzero(sizes) <= num_clients:
+        return _main_domains(sizes, num_clients, heterogeneity)
+    order = np.argsort(-sizes, kind="stable") if stable else np.argsort(sizes)[::-1]
+    return _packed_domains(sizes, num_clients, heterogeneity, order)
 
 
 def _main_domains(
@@ -266,25 +272,148 @@ def dirichlet_indices(
     return join_domains(cut(members) for members in filter(len, by_domain(domains)))
 
 
-PartitionRule = Callable[["PartitionSettings", IntArray, int], list[IntArray]]
-"""Settings, domain of each training image, seed -> positions of each client's images."""
+def label_dirichlet_indices(
+    domains: NDArray[np.integer],
+    labels: NDArray[np.integer],
+    num_clients: int,
+    alpha: float,
+    heterogeneity: float,
+    *,
+    seed: int,
+) -> list[IntArray]:
+    """Return each client's images; the shares of every class in a domain are a Dirichlet draw.
+
+    In each domain, this is Flower's ``DirichletPartitioner`` (Yurochkin et al., ICML 2019) with a
+    list of alphas: each class is permuted and cut at the floors of its cumulative shares. The alpha
+    of client i in domain d is alpha s_i / sum_j s_j^2, where s_i is its share of d by lambda. It is
+    ``alpha`` for all N clients at lambda = 1, and for the clients of the domain at lambda = 0. The
+    mean of a client's share over draws is s_i for any ``alpha``. With one domain, clients hold as
+    many images of each class as Flower's with the same seed, which however draws again if a client
+    holds too few.
+    """
+    shares = _shares(np.bincount(domains), num_clients, heterogeneity)[1]
+    rng = np.random.default_rng(seed)
+    order = rng.spawn(1)[0]
+    parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
+    for domain, _, members in _by_class(domains, labels):
+        share = shares[:, domain]
+        factors = np.round(share / (share**2).sum(), TARGET_DECIMALS)  # exactly 1 if all are equal
+        holders = np.flatnonzero(factors)
+        drawn = rng.dirichlet(np.clip(alpha, 1e-300, 1e300) * factors[holders])
+        bounds = (np.cumsum(drawn)[:-1] * len(members)).astype(np.int64)
+        for holder, part in zip(holders, np.split(order.permutation(members), bounds), strict=True):
+            parts[holder].append(part)
+    return _joined(parts)
+
+
+def label_shards_indices(
+    domains: NDArray[np.integer],
+    labels: NDArray[np.integer],
+    num_clients: int,
+    classes_per_client: int,
+    heterogeneity: float,
+    *,
+    seed: int,
+) -> list[IntArray]:
+    """Return each client's images, which are of at most ``classes_per_client`` classes.
+
+    As in Flower's ``PathologicalPartitioner`` (Li et al., ICDE 2022, after the shards of McMahan et
+    al., AISTATS 2017), a client gets distinct classes, and the images of a class are cut into one
+    part for each client that has it. Here this happens in each domain, the parts are proportional
+    to the clients' shares of the domain by lambda, and clients choose among the classes of their
+    main domains, those first that the fewest clients of the same domain have, ties at random. So
+    every image is used, which Flower's random choice does not guarantee.
+
+    Raises:
+        SettingsError: If no client has a class of a domain.
+    """
+    sizes = np.bincount(domains)
+    main, shares = _shares(sizes, num_clients, heterogeneity)
+    there = np.zeros((len(sizes), labels.max() + 1), dtype=bool)  # classes of each domain
+    there[domains, labels] = True
+    rng = np.random.default_rng(seed)
+    taken = np.zeros(there.shape, dtype=np.int64)
+    has = np.zeros((num_clients, there.shape[1]), dtype=bool)
+    for client, own in enumerate(main):
+        known = np.flatnonzero(there[own].any(axis=0))
+        alike = taken[own.argmax()]  # how many clients of the same domain have each class
+        order = np.lexsort((rng.random(len(known)), alike[known]))
+        chosen = known[order[:classes_per_client]]
+        has[client, chosen] = True
+        alike[chosen] += 1
+    parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
+    for domain, label, members in _by_class(domains, labels):
+        # in any order, because the last one gets what rounding leaves
+        holders = rng.permutation(np.flatnonzero(has[:, label] * shares[:, domain]))
+        if not len(holders):
+            raise SettingsError(
+                f"with partition.clients={num_clients} and partition.classes_per_client="
+                f"{classes_per_client}, no client has a class of one of the domains: raise one of "
+                f"them, or partition.heterogeneity"
+            )
+        share = np.cumsum(shares[holders, domain])
+        bounds = np.round(share[:-1] / share[-1] * len(members), TARGET_DECIMALS).astype(np.int64)
+        for holder, part in zip(holders, np.split(rng.permutation(members), bounds), strict=True):
+            parts[holder].append(part)
+    return _joined(parts)
+
+
+def _shares(
+    sizes: IntArray, num_clients: int, heterogeneity: float
+) -> tuple[NDArray[np.bool_], FloatArray]:
+    """Return main domains, bool [N, D], and each client's share of each domain, [N, D]."""
+    main, targets = _targets(sizes, num_clients, heterogeneity)
+    return main, targets / np.maximum(sizes, 1)
+
+
+def _by_class(
+    domains: NDArray[np.integer], labels: NDArray[np.integer]
+) -> Iterator[tuple[int, int, IntArray]]:
+    """Yield domain, label and ascending positions of the images of each class in each domain."""
+    for domain, members in enumerate(by_domain(domains)):
+        own = labels[members]
+        for label in np.unique(own).tolist():
+            yield domain, label, members[own == label]
+
+
+def _joined(parts: Iterable[list[IntArray]]) -> list[IntArray]:
+    return [np.concatenate([*own, np.empty(0, dtype=np.int64)]) for own in parts]
+
+
+PartitionRule = Callable[["PartitionSettings", IntArray, NDArray[Any], int], list[IntArray]]
+"""Settings, domain and label of each training image, seed -> positions of each client's images."""
+
+BY_CLASS = ("label_dirichlet", "label_shards")
+"""Kinds that read labels."""
 
 PARTITION_RULES: dict[str, tuple[PartitionRule, tuple[str, ...]]] = {
     "heterogeneous": (
-        lambda s, domains, seed: heterogeneous_indices(
+        lambda s, domains, _, seed: heterogeneous_indices(
             domains, s.clients, s.heterogeneity, seed=seed, rounding=s.rounding
         ),
         ("clients", "heterogeneity", "rounding"),
     ),
-    "pooled": (lambda _, domains, __: [np.arange(len(domains))], ()),
-    "domain": (lambda _, domains, seed: per_domain_indices(domains, 1, seed=seed), ()),
+    "pooled": (lambda _, domains, *__: [np.arange(len(domains))], ()),
+    "domain": (lambda _, domains, __, seed: per_domain_indices(domains, 1, seed=seed), ()),
     "per_domain": (
-        lambda s, domains, seed: per_domain_indices(domains, s.clients_per_domain, seed=seed),
+        lambda s, domains, _, seed: per_domain_indices(domains, s.clients_per_domain, seed=seed),
         ("clients_per_domain",),
     ),
     "dirichlet": (
-        lambda s, domains, seed: dirichlet_indices(domains, s.clients, s.alpha, seed=seed),
+        lambda s, domains, _, seed: dirichlet_indices(domains, s.clients, s.alpha, seed=seed),
         ("clients", "alpha"),
+    ),
+    "label_dirichlet": (
+        lambda s, domains, labels, seed: label_dirichlet_indices(
+            domains, labels, s.clients, s.alpha, s.heterogeneity, seed=seed
+        ),
+        ("clients", "alpha", "heterogeneity"),
+    ),
+    "label_shards": (
+        lambda s, domains, labels, seed: label_shards_indices(
+            domains, labels, s.clients, s.classes_per_client, s.heterogeneity, seed=seed
+        ),
+        ("clients", "classes_per_client", "heterogeneity"),
     ),
 }
 """Kind -> its rule and the settings that it reads."""
@@ -294,17 +423,19 @@ def make_partition(
     settings: PartitionSettings,
     indices: NDArray[np.integer],
     domains: NDArray[np.integer],
+    labels: NDArray[Any],
     *,
     seed: int,
 ) -> Partition:
     """Spread the training images over clients.
 
-    ``indices`` are the data-set indices of the training images, [n], and ``domains`` their domain
-    ids, [n]; ``seed`` is that of the partition's own stream.
+    ``indices`` are the data-set indices of the training images, [n], ``domains`` and ``labels``
+    their domain ids and labels, [n]; ``seed`` is that of the partition's own stream.
 
     Raises:
         DataError: If there are no training images.
-        SettingsError: If a client would hold fewer images than ``settings.min_client_size``.
+        SettingsError: If a client would hold fewer images than ``settings.min_client_size``, or
+            there are too few classes.
     """
     if not len(indices):
         raise DataError("there are no training images to spread over clients; check the splits")
@@ -318,7 +449,17 @@ def make_partition(
                 f"too few for {smallest} each; use fewer clients, or partition.min_client_size=0 "
                 f"to allow empty ones, which never train"
             )
-    parts = make(settings, np.asarray(domains, dtype=np.int64), seed)
+    if settings.kind in BY_CLASS and np.issubdtype(labels.dtype, np.floating):
+        raise SettingsError(
+            f"partition.kind={settings.kind} spreads the images of each class, but this data set "
+            f"is a regression and has no classes: choose another kind"
+        )
+    if "classes_per_client" in used and settings.classes_per_client > len(np.unique(labels)):
+        raise SettingsError(
+            f"partition.classes_per_client is {settings.classes_per_client} but the training "
+            f"images have only {len(np.unique(labels))} classes; lower it"
+        )
+    parts = make(settings, np.asarray(domains, dtype=np.int64), labels, seed)
     too_small = [len(part) for part in parts if len(part) < smallest]
     if too_small:
         raise SettingsError(
@@ -351,14 +492,17 @@ def validation_parts(
     The in-domain validation split is spread with the partition's own rule and seed. A client that
     gets none of it gives up a tenth of its training images, rounded down but at least one; a client
     with a single image uses it for both. With ``dirichlet``, the shares of domains differ from
-    those of the training images, because the draw depends on the number of images. ``id_val`` are
-    the data-set indices of the in-domain validation images, [n], ``domains`` their domain ids, [n].
+    those of the training images, because the draw depends on the number of images; kinds that read
+    labels therefore spread none of it. ``id_val`` are the data-set indices of the in-domain
+    validation images, [n], ``domains`` their domain ids, [n].
 
     Returns:
         Training and validation images by client name: data-set indices.
     """
     make, _ = PARTITION_RULES[settings.kind]
-    parts = make(settings, np.asarray(domains, dtype=np.int64), seed) if len(id_val) else []
+    parts = []
+    if len(id_val) and settings.kind not in BY_CLASS:
+        parts = make(settings, np.asarray(domains, dtype=np.int64), np.empty(0), seed)
     if len(parts) != len(partition.clients):  # a domain without validation images has no parts
         parts = [np.arange(0)] * len(partition.clients)
     training: dict[str, IntArray] = {}

@@ -23,11 +23,15 @@ FEW = 24
 """Up to this many clients, each cell shows its number."""
 _MANY = 40
 """With more rows than this, rows are not labelled individually."""
+_LAMBDA = ("heterogeneity", "\N{GREEK SMALL LETTER LAMDA}")
+_ALPHA = ("alpha", "\N{GREEK SMALL LETTER ALPHA}")
 RULE_SETTINGS = {
-    "heterogeneous": ("heterogeneity", "\N{GREEK SMALL LETTER LAMDA}"),
-    "dirichlet": ("alpha", "\N{GREEK SMALL LETTER ALPHA}"),
+    "heterogeneous": (_LAMBDA,),
+    "dirichlet": (_ALPHA,),
+    "label_dirichlet": (_LAMBDA, _ALPHA),
+    "label_shards": (_LAMBDA, ("classes_per_client", "classes per client")),
 }
-"""Kind of partition -> the setting that a panel names, and its symbol."""
+"""Kind of partition -> the settings that a panel names, each with its symbol."""
 
 
 def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
@@ -63,10 +67,9 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
 
 def _label(plan: Plan) -> str:
     partition = plan.settings.partition
-    if partition.kind not in RULE_SETTINGS:
-        return partition.kind
-    key, letter = RULE_SETTINGS[partition.kind]
-    return f"{letter} = {getattr(partition, key):g}"
+    named = RULE_SETTINGS.get(partition.kind, ())
+    said = ", ".join(f"{symbol} = {getattr(partition, key):g}" for key, symbol in named)
+    return said or partition.kind
 
 
 def heat_maps(

@@ -12,7 +12,7 @@ from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.analysis.tables.setups import FRAME, departing, modal, unlike_recipe
 from feddg_bench.common.titles import WITHOUT_EFFECT, backbone_title
-from feddg_bench.config.schema import LAYERS
+from feddg_bench.config.schema import LAYERS, PartitionSettings
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import acts_on, dataset_title, harmless
 from feddg_bench.records.differences import (
@@ -40,9 +40,23 @@ BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_ro
 """Settings without meaning if one client holds all images."""
 _CLIENTS = ("partition.clients", "N={}")
 _SAMPLED = ("federation.per_round", "K={}")
+_MIXED = ("partition.heterogeneity", "lambda={}")
+_DRAWN = ("partition.alpha", "alpha={}")
 SPREAD = {
-    "heterogeneous": (_CLIENTS, _SAMPLED, ("partition.heterogeneity", "lambda={}")),
-    "dirichlet": (_CLIENTS, _SAMPLED, ("partition.alpha", "alpha={}")),
+    "heterogeneous": (_CLIENTS, _SAMPLED, _MIXED),
+    "dirichlet": (_CLIENTS, _SAMPLED, _DRAWN),
+    "label_dirichlet": (
+        _CLIENTS,
+        _SAMPLED,
+        _MIXED,
+        ("partition.alpha", "classes drawn with alpha={}"),
+    ),
+    "label_shards": (
+        _CLIENTS,
+        _SAMPLED,
+        _MIXED,
+        ("partition.classes_per_client", "{} classes per client"),
+    ),
     "per_domain": (("partition.clients_per_domain", "{} clients per domain"), _SAMPLED),
     "domain": (("partition.kind", "one client per {}"), _SAMPLED),
     "pooled": (("partition.kind", "all images {}"),),
@@ -245,7 +259,7 @@ def _settings(
 
     Settings in ``free``, which columns vary, are included only if they have a single value.
     """
-    common = modal(runs)
+    common = {"partition.classes_per_client": PartitionSettings().classes_per_client, **modal(runs)}
     spread = SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER)
     return [
         form.format(_plain(common[key]))

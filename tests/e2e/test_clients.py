@@ -1,0 +1,64 @@
+"""Label skew, accuracy per client and calibration, from the command line to tables, on Digits4."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddg_bench.records.store import ResultsStore
+
+Run = Callable[..., Any]
+
+SMALL = (
+    *("--protocol", "lodo", "--scenario", "chalk", "--clients", 12, "--per-round", 6),
+    *("--rounds", 2, "data.image_size=8", "evaluation.every=1"),
+)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("partition.kind=label_dirichlet partition.alpha=0.5", 10),
+        ("partition.kind=label_shards", 2),
+    ],
+)
+def test_label_skew_from_a_run_to_a_table_and_a_map(
+    feddg: Run, tmp_path: Path, kind: str, most: int
+) -> None:
+    asked = ("partition.min_client_size=0", "classes_per_client=2", "lambda=0.3")
+    own = (*kind.split(), *(asked if most == 2 else asked[::2]))
+    done = feddg("run", "--method", "fedavg", *SMALL, *own)
+    assert done.code == 0, done.err
+    (record,) = ResultsStore(tmp_path / "runs")
+    held = json.loads(
+        (tmp_path / "runs/partitions" / f"{record.partition.hash[:16]}.json").read_text()
+    )
+    assert held["rule"]["kind"] == record.settings["partition"]["kind"]
+    assert max(len(client["labels"]) for client in held["clients"]) <= most
+    indices = [index for client in held["clients"] for index in client["indices"]]
+    assert len(indices) == len(set(indices)) == sum(record.data.images["train"].values())
+
+    tables = feddg("tables", "generic", "--out", "t")
+    assert tables.code == 0, tables.err
+    (notes,) = Path("t").glob("*.notes.md")
+    assert ("2 classes per client" if most == 2 else "classes drawn with alpha=0.5") in (
+        notes.read_text()
+    )
+    figure = ("figures", "partition", "--protocol", "lodo", "--scenario", "chalk", "--clients", 12)
+    assert feddg(*figure, "data.image_size=8", *own, "--out", "f").code == 0
+    by_domain, by_label = sorted(Path("f").glob("*.csv"), key=lambda path: len(path.name))
+    assert by_label.name == f"{by_domain.stem}-by_label.csv"
+    counts = {row["client"]: 0 for row in rows(by_label)}
+    for row in rows(by_label):
+        counts[row["client"]] += 1
+    assert max(counts.values()) <= most
+    assert sum(int(row["images"]) for row in rows(by_domain)) == len(indices)
