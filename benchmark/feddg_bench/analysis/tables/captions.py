@@ -433,13 +433,18 @@ def _cpus(rows: Sequence[Row]) -> list[str]:
 
 
 def equal_rows(rows: Sequence[Row]) -> dict[Row, str]:
-    """Return a footnote for each row whose numbers all equal those of an earlier row."""
-    found: dict[tuple[Any, ...], Row] = {}
-    said = {}
+    """Return a footnote for each row whose numbers all equal those of another row.
+
+    The other one is the first, if possible of a method that does not declare what it acts on.
+    """
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        numbers = tuple(sorted(row.sample.items()))
-        first = found.setdefault(numbers, row)
-        if numbers and first is not row:
+        if numbers := tuple(sorted(row.sample.items())):
+            found.setdefault(numbers, []).append(row)
+    said = {}
+    for equal in found.values():
+        first = min(equal, key=lambda row: any(acts_on(run.method) for run in row.members))
+        for row in equal:
             both = (*first.members, *row.members)
             acts = {acts_on(run.method) for run in both}
             why = " in every run"
@@ -447,7 +452,8 @@ def equal_rows(rows: Sequence[Row]) -> dict[Row, str]:
                 why = f": {WITHOUT_EFFECT['batch_norm']}"
             elif "features" in acts and not any(map(_trains_features, both)):
                 why = f": {WITHOUT_EFFECT['features']}"
-            said[row] = f"identical to {first.label}{why}"
+            if row is not first:
+                said[row] = f"identical to {first.label}{why}"
     return said
 
 
