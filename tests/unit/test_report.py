@@ -28,7 +28,7 @@ from feddg_bench.analysis.report.gather import gather, in_order
 from feddg_bench.analysis.report.page import embedded, figures, render
 from feddg_bench.analysis.report.run_details import POINTS
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.describe import read_filter
+from feddg_bench.analysis.tables.describe import COMPARED, read_filter
 from feddg_bench.analysis.tables.generic import leaderboards
 from feddg_bench.analysis.tables.grid import DASH
 from feddg_bench.analysis.tables.writers import csv_text
@@ -139,13 +139,14 @@ def test_the_same_numbers_and_marks_as_the_tables(tmp_path: Path) -> None:
         assert table["views"][0]["caption"] == grid.caption
         detail = {column.head for column in grid.columns if column.detail}
         for row in csv.DictReader(io.StringIO(csv_text(grid))):
-            if row["group"] != "test" or row["column"] in detail:
+            own = row["group"] == "test" or (row["group"], row["column"]) == ("unseen", "test")
+            if (not own and row["kind"] not in COMPARED) or row["column"] in detail:
                 continue
             shown = cells(table, "accuracy", "last", "test")
             name = row["scenario"] if row["kind"] == "measured" else row["kind"]
             place = (plain(row["row"]), name)
-            if place not in shown:  # a p-value of too few scenarios
-                assert row["kind"] == "p_value"
+            if place not in shown:  # a p-value of too few scenarios, the mean of a single one
+                assert row["kind"] in ("p_value", "mean")
                 continue
             found = shown[place]
             assert found["text"] == row["text"].removeprefix("'")
@@ -195,8 +196,12 @@ def test_a_test_and_an_interval_stand_beside_the_difference(tmp_path: Path) -> N
     part = table["views"][0]["splits"][0]
     assert part["columns"][0]["name"] == "mean"
     heads = {column["name"]: (column["head"], column["below"]) for column in part["columns"]}
-    assert heads["difference"] == ("difference", "to FedAvg")
-    assert heads["p_value"] == ("p", "Holm")
+    assert heads["difference"] == ("difference, val and test", "to FedAvg")
+    assert heads["p_value"] == ("p, val and test", "Holm")
+    (chosen,) = (
+        v for v in table["views"] if (v["metric"], v["rule"]) == ("accuracy", "best_by_val")
+    )
+    assert "difference" in {column["head"] for column in chosen["splits"][0]["columns"]}
     found = cells(table, "accuracy", "last", "test")
     assert found["fedavg", "difference"]["text"] == "reference"
     number = r"[+-]\d+\.\d\d"

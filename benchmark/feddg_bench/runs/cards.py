@@ -305,11 +305,14 @@ def _results(path: Path, method: str) -> Iterator[str]:
         kinds: dict[str, dict[str, str]] = {}
         for cell in cells:
             kinds.setdefault(cell["kind"], cell)
-        if group in ("val", "macro F1") or not any(cell["value"] for cell in cells):
+        aside = ("val", "macro F1", "test" if "unseen" in groups else "")
+        if group in filter(None, aside) or not any(cell["value"] for cell in cells):
             continue
-        where = ", ".join(filter(None, (_title(path), group if group != "test" else "")))
+        named = group if group not in ("test", "unseen") else ""
+        where = ", ".join(filter(None, (_title(path), named)))
         if mean := kinds.get("mean"):
-            said = f"{find_metric(mean['metric']).title} {mean['text']} on the test domains"
+            held = mean["split"] if mean["split"] == "test" else "unseen"
+            said = f"{find_metric(mean['metric']).title} {mean['text']} on the {held} domains"
             gap = kinds.get("difference", {})
             if any(map(str.isdigit, gap.get("text", ""))):  # none of the reference, or of its equal
                 other = next(row["row"] for row in rows if row["text"] == "reference")

@@ -9,13 +9,14 @@ from feddg_bench.analysis.report.run_details import REPORTED_SPLITS, Details, sh
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.columns import Column, measured_columns
 from feddg_bench.analysis.tables.describe import (
+    COMPARED,
     COSTS,
     ColumnSpec,
     Description,
     GroupSpec,
     Summary,
 )
-from feddg_bench.analysis.tables.generic import Frame, shown_as
+from feddg_bench.analysis.tables.generic import UNSEEN, Frame, shown_as
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import choose_rows
 from feddg_bench.plugins import method_title
@@ -122,26 +123,25 @@ def _views(table: Frame) -> Iterator[tuple[str, Rule, Description]]:
         own = metric == table.description.metric
         wanted = {
             **shown_as(find_metric(metric, table.runs[0].task)),
-            "groups": list(_groups(table, own=own)),
             "lower_is_better": metric == "loss",
             "against": table.description.against if own else None,
         }
-        described = table.description.model_copy(update=wanted)
         for rule in RULES:
-            yield metric, rule, described
+            groups = list(_groups(table, table.described(rule).groups, own=own))
+            yield metric, rule, table.description.model_copy(update=wanted | {"groups": groups})
     columns = [ColumnSpec(head=head, metric=metric) for metric, head in COSTS.items()]
     costs = [GroupSpec(head="cost", columns=columns)]
     more = {"unit": "", "lower_is_better": True, "decimals": 3, "against": None, "ranked": False}
     yield "cost", "last", table.description.model_copy(update={"groups": costs, **more})
 
 
-def _groups(table: Frame, *, own: bool) -> Iterator[GroupSpec]:
+def _groups(table: Frame, groups: Sequence[GroupSpec], *, own: bool) -> Iterator[GroupSpec]:
     """Yield the scenarios under each split with the summaries of the leaderboard, or their mean.
 
-    If classes are imbalanced, the mean of `BESIDE` is shown next to the ``own`` metric.
+    Summaries over both held-out domains stand under `test`. If classes are imbalanced, the mean of
+    `BESIDE` is shown next to the ``own`` metric.
     """
-    groups = table.description.groups
-    held = {group.split: group for group in reversed(groups)}  # the first of a split
+    held = {group.head: group for group in reversed(groups)}  # the first of a split
     beside = own and any(column.metric == BESIDE for group in groups for column in group.columns)
     inside = [
         ColumnSpec(head=name, where={"scenario": name})
@@ -155,16 +155,29 @@ def _groups(table: Frame, *, own: bool) -> Iterator[GroupSpec]:
         several = len(columns) > 1
         summaries: dict[Summary, str] = {"mean": "mean"} if several else {}
         details: list[Summary] = []
-        if of and split == "test" and own:
-            summaries = {k: h for k, h in of.summaries.items() if k in ("mean", "iqm")}
-            summaries |= {k: h for k, h in of.summaries.items() if k not in of.details}
-            details = [kind for kind in of.details if kind in summaries]
         shown = {"head": split, "split": split}
+        both = held.get(UNSEEN) if split == "test" and own else None
+        told: dict[Summary, str] = {}
+        if of and split == "test" and own:
+            summaries, details = _summaries(both or of)
+        if both:
+            told = {k: f"{h}, val and test" for k, h in summaries.items() if k in COMPARED}
+            summaries = {k: h for k, h in summaries.items() if several and k not in COMPARED}
         yield GroupSpec(**shown, columns=columns, summaries=summaries, details=details)
+        if both:
+            yield GroupSpec(**shown, columns=both.columns, summaries=told, hidden=True)
         if beside:
             other = [c.model_copy(update={"head": "macro F1", "metric": BESIDE}) for c in columns]
             mean: dict[Summary, str] = {"mean": "macro F1"} if several else {}
             yield GroupSpec(**shown, columns=other, summaries=mean, hidden=several)
+
+
+def _summaries(group: GroupSpec) -> tuple[dict[Summary, str], list[Summary]]:
+    """Return the summaries of a group for the page, and those among them that are details."""
+    leading: Collection[Summary] = ("mean", "iqm")
+    found = {kind: group.summaries[kind] for kind in leading if kind in group.summaries}
+    found |= {k: h for k, h in group.summaries.items() if k not in group.details}
+    return found, [kind for kind in group.details if kind in found]
 
 
 def _splits(grid: Grid, rows: Sequence[str], against: str | None) -> list[dict[str, Any]]:

@@ -185,7 +185,9 @@ class _Sheet:
         if self.reference is None or not asked.ranked or asked.unit != "%":
             return {}
         theirs = self.first[self.reference]
-        found = {row: len(collapsed(self.first[row], theirs)) for row in self.unordered}
+        # A run can collapse on both of its unseen domains.
+        pairs = {row: collapsed(self.first[row], theirs) for row in self.unordered}
+        found = {row: len({(of[1:], seed) for of, seed in pairs[row]}) for row in pairs}
         return {row: count for row, count in found.items() if count}
 
     @cached_property
@@ -381,10 +383,9 @@ def _known(row: Row, column: Column) -> Sample:
 
 def _curve(row: Row, column: Column) -> list[tuple[Sample, Sample]]:
     """Return a row's numbers on `id_test` and in a column after each evaluated round."""
-    splits = {source.split for source in column.sources}
-    if len(splits) > 1 or None in splits:
+    if any(source.split is None for source in column.sources):
         return []
-    known, held = (by_round(row, column.sources, str(split)) for split in ("id_test", *splits))
+    known, held = (by_round(row, column.sources, split) for split in ("id_test", None))
     return [(known[number], held[number]) for number in sorted(known.keys() & held.keys())]
 
 

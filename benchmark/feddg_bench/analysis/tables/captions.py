@@ -88,6 +88,10 @@ TESTED = (
 )
 _FEW = f"no row is marked as best, since the test over units needs at least {FEWEST} of them"
 UNTESTED = f"no test, as it needs at least {FEWEST} seeds"
+_BOTH = (
+    "unseen: the mean over both held-out domains of a scenario, val and test; val chose neither a "
+    "round nor a setting"
+)
 SUMMARIES = {
     "id_test": "mean on id_test: the same runs on held-out images of the training domains",
     "worst": "worst: the smallest value among the columns of a group, for each seed",
@@ -183,6 +187,8 @@ def definitions(
     for rule in dict.fromkeys(column.rule for column in columns if column.split is not None):
         words = f"Selection rule {rule}: {RULE_SENTENCES[rule].format(metric=_key(runs))}"
         said.append(words + ", the earliest of equal ones" * (rule in CHOOSING))
+    if any(len({column.split for column in group.columns}) > 1 for group in description.groups):
+        said.append(_BOTH)
     named = {(run.dataset, dataset_title(run.dataset, run.label)) for run in runs}
     for dataset, title in sorted(named):
         mine = [

@@ -61,7 +61,8 @@ class Column:
             facts[name] = values.pop() if len(values) == 1 else ""
         first = self.sources[0]
         rule = first.rule if first.split else ""
-        split = "id_test" if self.kind == "id_test" else first.split or ""
+        splits = sorted({source.split for source in self.sources if source.split})
+        split = "id_test" if self.kind == "id_test" else "+".join(splits)
         return {**facts, "split": split, "metric": first.metric, "select": rule}
 
 

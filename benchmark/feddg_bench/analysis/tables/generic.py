@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from feddg_bench.analysis.tables.captions import BY_CLIENTS
 from feddg_bench.analysis.tables.describe import (
@@ -41,6 +41,7 @@ from feddg_bench.records.differences import (
     varying,
 )
 from feddg_bench.records.metrics import Metric
+from feddg_bench.records.rules import CHOOSING, Rule
 from feddg_bench.records.runs import FIELDS, RecordedRun, key_metric
 from feddg_bench.records.statistics import FEWEST
 
@@ -50,6 +51,10 @@ ADDED = {"data.background": "black", "data.exif": False}
 
 _FEDERATION = ("federation.rounds", "federation.per_round")
 
+UNSEEN = "unseen"
+"""Head of the columns over both held-out domains of a scenario."""
+_MANY: tuple[Summary, ...] = ("worst", "iqm")
+"""Summaries of several scenarios."""
 DETAILS: tuple[Summary, ...] = ("worst", "iqm", "rank", "wins", "detectable", "improvement")
 """Summaries that a leaderboard shows in its notes."""
 
@@ -63,6 +68,11 @@ class Frame:
     description: Description  # of a table with a column per scenario and a row per method
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
+
+    def described(self, select: Rule | None) -> Description:
+        """Return the description for a selection rule; ``None`` is the last round."""
+        known = self.description
+        return _describe(known.title, self.runs, known.against, select or known.select)
 
     @property
     def title(self) -> str:
@@ -284,49 +294,48 @@ def _title(dataset: str, protocol: str, setup: Setup) -> str:
     return f"{dataset_title(dataset, setup.runs[0].label)}, {said}, recipe {setup.label}"
 
 
-def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> Description:
-    """Return a description with scenarios as columns and summaries of each split."""
+def _describe(
+    title: str, runs: Sequence[RecordedRun], against: str | None, select: Rule = "last"
+) -> Description:
+    """Return a description with scenarios as columns and summaries of each split.
+
+    If ``select`` uses neither held-out domain, both are unseen: summaries are over the means of
+    both, and methods are compared on these.
+    """
     found = {run.scenario: run for run in runs}
     scenarios = [found[name] for name in sorted(found)]
     first = scenarios[0]
-    groups = []
     last = (run.evaluation("last") for run in runs)
     known = first.metric.percent and any("id_test" in found for found in last if found)
-    for part in ("test", "val"):
-        held = [(run, run.val if part == "val" else run.test) for run in scenarios]
-        domains = Counter(domain for _, domain in held)
-        columns = [
-            ColumnSpec(
-                head=domain_title(domain) + f" ({run.scenario})" * (domains[domain] > 1),
-                where={"scenario": run.scenario},
-            )
-            for run, domain in sorted(held, key=lambda pair: (str(pair[1]), pair[0].scenario))
-            if domain is not None
+    by_split = {part: _by_scenario(scenarios, part) for part in ("test", "val")}
+    test, val = by_split["test"], by_split["val"]
+    both = len(val) == len(test) and CHOOSING.get(select) not in by_split
+    several = len(test) > 1
+    kinds: list[Summary] = [
+        kind for kind in HEADS if several or kind not in (*_MANY, *("mean",) * (not both))
+    ]
+    kinds = [kind for kind in kinds if known or kind not in ("id_test", "excess")]
+    kinds = [kind for kind in kinds if against or kind not in COMPARED]
+    if len({run.train for run in runs}) < FEWEST:
+        kinds = [kind for kind in kinds if kind not in ("detectable", "excess")]
+    if len({run.seed for run in runs}) < FEWEST:
+        kinds = [kind for kind in kinds if kind != "p_value"]
+    summaries = {kind: HEADS[kind] for kind in kinds}
+    mean: dict[Summary, str] = {"mean": HEADS["mean"]} if several else {}
+    shown: dict[str, Any] = {"summaries": summaries, "details": list(DETAILS)}
+    if both:
+        groups = [GroupSpec(head=UNSEEN, columns=[*val, *test], hidden=True, **shown)]
+        for split, columns in (("val", val), ("test", test)):
+            told: dict[Summary, str] = {"mean": split}
+            groups.append(GroupSpec(head=UNSEEN, columns=columns, summaries=told, hidden=True))
+        beside = [
+            GroupSpec(head="test", columns=test),
+            GroupSpec(head="val", columns=val, detail=True),
         ]
-        if not columns:
-            continue
-        several = len(columns) > 1
-        kinds: list[Summary] = ["mean"] if part == "val" and several else []
-        if part == "test":
-            single = ("mean", "worst", "iqm")
-            kinds = [kind for kind in HEADS if several or kind not in single]
-            kinds = [kind for kind in kinds if known or kind not in ("id_test", "excess")]
-            kinds = [kind for kind in kinds if against or kind not in COMPARED]
-            tested = ("detectable", "excess")
-            kinds = [kind for kind in kinds if len(columns) >= FEWEST or kind not in tested]
-            if len({run.seed for run in runs}) < FEWEST:
-                kinds = [kind for kind in kinds if kind != "p_value"]
-        groups.append(
-            GroupSpec(
-                head=part,
-                split=part,
-                columns=columns,
-                summaries={kind: HEADS[kind] for kind in kinds},
-                detail=part == "val",
-                details=list(DETAILS),
-            )
-        )
-    if groups and any(run.imbalance for run in runs) and first.metric.name != "macro_f1":
+    else:
+        groups = [GroupSpec(head="test", columns=test, **shown)]
+        beside = [GroupSpec(head="val", columns=val, summaries=mean, detail=True)] if val else []
+    if any(run.imbalance for run in runs) and first.metric.name != "macro_f1":
         groups.append(_macro_f1(groups[0]))
     return Description(
         title=title,
@@ -334,22 +343,36 @@ def _describe(title: str, runs: Sequence[RecordedRun], against: str | None) -> D
         where={"dataset": first.dataset, "protocol": first.protocol},
         others=True,
         ranked=True,
-        groups=groups,
+        groups=[*groups, *beside],
         against=against,
     )
 
 
-def _macro_f1(test: GroupSpec) -> GroupSpec:
-    """Return the group with the mean macro F1 on test, for runs with imbalanced classes."""
+def _by_scenario(
+    scenarios: Sequence[RecordedRun], split: Literal["val", "test"]
+) -> list[ColumnSpec]:
+    """Return a column for each scenario's domain in a split, given one run of each scenario."""
+    held = [(run, domain) for run in scenarios if (domain := getattr(run, split)) is not None]
+    domains = Counter(domain for _, domain in held)
+    return [
+        ColumnSpec(
+            head=domain_title(domain) + f" ({run.scenario})" * (domains[domain] > 1),
+            where={"scenario": run.scenario},
+            split=split,
+        )
+        for run, domain in sorted(held, key=lambda pair: (str(pair[1]), pair[0].scenario))
+    ]
+
+
+def _macro_f1(first: GroupSpec) -> GroupSpec:
+    """Return the first group with its mean macro F1, for runs with imbalanced classes."""
     columns = [
         column.model_copy(update={"head": "macro F1", "metric": "macro_f1"})
-        for column in test.columns
+        for column in first.columns
     ]
     several = len(columns) > 1
     summaries: dict[Summary, str] = {"mean": "macro F1"} if several else {}
-    return GroupSpec(
-        head="test", split="test", columns=columns, hidden=several, summaries=summaries
-    )
+    return GroupSpec(head=first.head, columns=columns, hidden=several, summaries=summaries)
 
 
 def shown_as(metric: Metric) -> dict[str, Any]:

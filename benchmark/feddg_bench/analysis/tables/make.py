@@ -183,7 +183,7 @@ def make_tables(
     if "all" in names:
         wanted = [*named_tables(), *wanted]
     known = (*others, *WORDS, *also)
-    described = dict(load_description(name, known) for name in dict.fromkeys(wanted))
+    named = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs, recipe = chosen.runs(folders), chosen.recipe
     if recipe is not None and recipe not in {run.recipe for run in runs}:
         raise SettingsError(unknown("recipe of these runs", recipe, {run.recipe for run in runs}))
@@ -199,9 +199,10 @@ def make_tables(
             shown += [t for t in varied(runs, recipe) if t.setup in setups]
         for table in shown:
             name, whole = table.name + end, table.name != table.setup
-            made = chosen.table(name, table.description, table.runs, any_paper=True, variants=whole)
+            described = table.described(cast("Rule | None", chosen.select))
+            made = chosen.table(name, described, table.runs, any_paper=True, variants=whole)
             grids.append(made)
-    for name, description in described.items():
+    for name, description in named.items():
         adapted = chosen.adapted(description)
         mine = of_setup(adapted, runs, recipe)
         if recipe is not None and not mine and name in names:

@@ -170,19 +170,21 @@ def on_split(row: Row, column: MeasuredColumn, split: str) -> Sample:
     return {place: value for place, value in found.items() if value is not None}
 
 
-def by_round(row: Row, columns: Sequence[MeasuredColumn], split: str) -> dict[int, Sample]:
-    """Return a row's numbers in some columns on a split, after each round that all runs evaluated.
+def by_round(
+    row: Row, columns: Sequence[MeasuredColumn], split: str | None = None
+) -> dict[int, Sample]:
+    """Return a row's numbers in some columns, after each round that all runs evaluated.
 
     Args:
         row: Row whose runs are read.
-        columns: Columns of any split.
-        split: Split to read.
+        columns: Columns with a split.
+        split: Split to read in place of that of each column.
     """
     found: dict[int, dict[Measured, float]] = defaultdict(dict)
     runs = [(run, column) for column in columns for run in row.runs.get(column.number, ())]
     for run, column in runs:
         place, show = _place(run, column), find_metric(column.metric, run.task).display
-        values = curve(run.table, split, column.metric, column.spec.over)
+        values = curve(run.table, split or str(column.split), column.metric, column.spec.over)
         for number, value in zip(run.table.rounds, values, strict=True):
             if value is not None:
                 found[number][place] = show(value)

@@ -70,7 +70,10 @@ def compared(records: Sequence[RunRecord]) -> Grid:
                 cells["p_value"] = Entry(p, f"{p:.3f}"), None
     scenarios = len({record.scenario.name for record in records})
     over = f"mean over {scenarios} scenarios" if scenarios > 1 else first.scenario.name
-    said = f"minus {method_title(first.method)}: difference over test"
+    held = " and ".join(
+        split for split in ("val", "test") if any(cells.get(split) for _, cells in rows)
+    )
+    said = f"minus {method_title(first.method)}: difference over {held}"
     if scenarios >= FEWEST:
         said += ", 95 % interval over the scenarios"
         tested = any(not math.isnan(gap.p_value) for gap in gaps.values())
@@ -150,16 +153,15 @@ def _difference(comparison: Comparison, decimals: int) -> Entry:
 
 
 def _sample(records: Sequence[RunRecord]) -> dict[tuple[Place, int], float]:
-    """Return the key metric on test by place and seed."""
-    metric = records[0].metric
-    return {
-        (
-            (0, "+".join(sorted(record.scenario.train)), record.scenario.name),
-            record.seed,
-        ): metric.display(value)
-        for record in records
-        if (value := split_metric(record.evaluation(), "test", metric.name)) is not None
-    }
+    """Return the key metric on the held-out domains by place and seed."""
+    metric, found = records[0].metric, {}
+    for record in records:
+        unit = "+".join(sorted(record.scenario.train))
+        for column, split in enumerate(("val", "test")):
+            value = split_metric(record.evaluation(), split, metric.name)
+            if value is not None:
+                found[(column, unit, record.scenario.name), record.seed] = metric.display(value)
+    return found
 
 
 def _where(record: RunRecord) -> str:
