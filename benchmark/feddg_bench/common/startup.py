@@ -2,10 +2,7 @@
 
 import os
 import sys
-from abc import ABCMeta
-from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import module_from_spec
+from importlib import import_module, util
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,85 +11,62 @@ SWITCH = "FEDDG_QUICK_START"
 
 
 def quicken() -> None:
-    """Defer PyTorch's compiler and torchmetrics, if this is a process of the command.
+    """Stand in for PyTorch's compiler and torchmetrics, if this is a process of the command.
 
     They take more than half of the start. Lightning and torchvision import them for a few names,
-    and so does the first step of an optimizer. Nothing changes in other programs.
+    and so does each step of an optimizer. Nothing changes in other programs.
     """
     if SWITCH not in os.environ or "lightning" in sys.modules or "torch._dynamo" in sys.modules:
         return
-    import torch
-
-    def defer(name: str, *classes: str, inside: ModuleType | None = None, **given: Any) -> Any:
-        spec: Any = PathFinder.find_spec(name, vars(inside)["__path__"] if inside else None)
-        module = sys.modules[name] = module_from_spec(spec)
-        vars(module).update(given)
-        for kind in classes:
-            vars(module)[kind] = _Late(kind, (torch.nn.Module,), {"__module__": name})
-        module.__class__ = _Unused
-        if inside:
-            setattr(inside, name.rpartition(".")[2], module)
-        return module
-
-    def supported(device: str) -> Any:
-        utils.run()
-        return utils.is_compile_supported(device)
-
-    names = {"disable": _disable, "graph_break": lambda *_, **__: None}
-    compiler = defer("torch._dynamo", "OptimizedModule", inside=torch, **names)
-    utils = defer("torch._dynamo.utils", inside=compiler, is_compile_supported=supported)
-    defer("torchmetrics", "Metric", "MetricCollection")
+    _stand_in("torch._dynamo", "OptimizedModule", disable=_unchanged, graph_break=_unchanged)
+    _stand_in("torch._dynamo.utils", is_compile_supported=_is_compile_supported)
+    _stand_in("torchmetrics", "Metric", "MetricCollection")
     sys.meta_path.insert(0, SimpleNamespace(find_spec=_inside))
 
 
 class _Unused(ModuleType):
-    """Runs when a name is read that it was not given, or when a module inside it is imported."""
+    """A stand-in; the real module is imported when an unknown name or a part of it is used."""
 
     def __getattr__(self, key: str) -> Any:
         if key.startswith("__"):
             raise AttributeError(key)
-        self.run()
-        return getattr(self, key)
-
-    def run(self) -> None:
-        package = sys.modules.get(self.__name__.rpartition(".")[0])
-        if isinstance(package, _Unused):
-            package.run()
-        if isinstance(self, _Unused):  # its package has not run it
-            self.__class__ = ModuleType  # type: ignore[assignment]
-            self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]
+        return getattr(_real(self.__name__), key)
 
 
-def _inside(name: str, *_: object) -> ModuleSpec | None:
-    """Find a module inside an unused package: Python runs the package first."""
-    package = sys.modules.get(name.rpartition(".")[0])
-    if not isinstance(package, _Unused):
-        return None
-    package.run()
-    made: Any = sys.modules.get(name)
-    loader: Any = SimpleNamespace(create_module=lambda _: made, exec_module=lambda _: None)
-    return ModuleSpec(name, loader) if made else None
+def _stand_in(name: str, *classes: str, **known: Any) -> None:
+    module = sys.modules[name] = _Unused(name)
+    known |= {each: _Late(each, (), {"__module__": name}) for each in classes}
+    vars(module).update(known, __path__=[])
 
 
-class _Late(ABCMeta):
-    """The type of a class in an unused module. A subclass gets the real base when it is called."""
+def _real(name: str) -> Any:
+    """Import a module after all stand-ins have made room."""
+    for each in [name for name, module in sys.modules.items() if isinstance(module, _Unused)]:
+        del sys.modules[each]
+    return import_module(name)
+
+
+def _inside(name: str, *_: object) -> Any:
+    """Find a module inside an unused package."""
+    loader: Any = SimpleNamespace(create_module=lambda _: _real(name), exec_module=id)
+    unused = isinstance(sys.modules.get(name.rpartition(".")[0]), _Unused)
+    return util.spec_from_loader(name, loader) if unused else None
+
+
+class _Late(type):
+    """The type of a stand-in for a class; calling a subclass gives it the real base."""
 
     def __instancecheck__(cls, value: object) -> bool:
-        real = vars(sys.modules[cls.__module__]).get(cls.__name__, cls)
-        return super().__instancecheck__(value) if real is cls else isinstance(value, real)
+        return issubclass(type(value), getattr(sys.modules.get(cls.__module__), cls.__name__, cls))
 
     def __call__(cls, *args: Any, **more: Any) -> Any:
-        for base in cls.__bases__:
-            if isinstance(module := sys.modules[base.__module__], _Unused):
-                module.run()
-        cls.__bases__ = tuple(getattr(sys.modules[b.__module__], b.__name__) for b in cls.__bases__)
+        cls.__bases__ = tuple(getattr(_real(b.__module__), b.__name__) for b in cls.__bases__)
         return super().__call__(*args, **more)
 
 
-def _disable(function: Any = None, *_: object, **__: object) -> Any:
-    """Return the function, marked as one that the compiler skips."""
-    if function is None:
-        return _disable
-    with suppress(AttributeError):
-        function._torchdynamo_disable = True
-    return function
+def _unchanged(function: Any = None, *_: object, **__: object) -> Any:
+    return function or _unchanged
+
+
+def _is_compile_supported(device: str) -> Any:
+    return _real("torch._dynamo.utils").is_compile_supported(device)
