@@ -62,3 +62,30 @@ def test_label_skew_from_a_run_to_a_table_and_a_map(
         counts[row["client"]] += 1
     assert max(counts.values()) <= most
     assert sum(int(row["images"]) for row in rows(by_domain)) == len(indices)
+
+
+def test_calibration_from_a_run_to_a_table(feddg: Run, tmp_path: Path) -> None:
+    asked = ("nll", "ece", "brier", "auroc", "balanced_accuracy")
+    for more in ((), (f"evaluation.metrics=[{','.join(asked)}]",)):
+        for workers in (1, 2)[: 1 + len(more)]:
+            folder = f"r{len(more)}{workers}"
+            run = ("run", "--method", "fedavg", *SMALL, *more, "--results", folder)
+            assert feddg(*run, "--workers", workers).code == 0
+    (plain,), (one,), (two,) = (ResultsStore(tmp_path / name) for name in ("r01", "r11", "r12"))
+    assert one.numbers() == two.numbers()
+    assert plain.key != one.key
+    whole = one.evaluation()["test"]["chalk"]
+    assert set(whole) == {*plain.evaluation()["test"]["chalk"], *asked}
+    assert whole["nll"] == pytest.approx(whole["loss"], rel=1e-5)
+    for before, after in zip(plain.rounds, one.rounds, strict=True):
+        for split, parts in (before.evaluation or {}).items():
+            for domain, measured in parts.items():
+                assert (after.evaluation or {})[split][domain].items() >= measured.items()
+
+    for metric in ("ece", "nll"):
+        made = feddg("tables", "generic", "--metric", metric, "--results", "r11", "--out", "t")
+        assert made.code == 0, made.err
+        (table,) = Path("t").glob(f"*-{metric}.csv")
+        (cell,) = [row for row in rows(table) if row["kind"] == "measured"]
+        shown = 100 * whole["ece"] if metric == "ece" else whole["nll"]
+        assert float(cell["value"]) == pytest.approx(shown)

@@ -641,7 +641,7 @@ def test_evaluation_knows_no_client(start_run, recorder):
     last = run.rounds(2)[-1].evaluation
     other = start_run("copa")
     for split, domain, index in run.federation.evaluation:
-        predictions, loss = other.executor.worker.evaluate(run.server.weights, index)
+        predictions, loss, _ = other.executor.worker.evaluate(run.server.weights, index)
         assert loss / len(predictions) == pytest.approx(last[split][domain]["loss"], rel=1e-6)
 
 

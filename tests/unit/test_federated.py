@@ -94,6 +94,13 @@ def test_a_split_without_images_cannot_be_measured(dataset):
         spread(settings(data=none, evaluation=wanted), dataset, role(dataset))
 
 
+def test_a_regression_has_no_probabilities(dataset, monkeypatch):
+    monkeypatch.setattr(Unread, "task", "regression")
+    asked = settings(evaluation=EvaluationSettings(metrics=("ece",)))
+    with refused(SettingsError, "evaluation.metrics names ece, but Digits4 is a regression"):
+        spread(asked, dataset, role(dataset))
+
+
 def test_small_domains_are_measured_together(dataset, monkeypatch):
     monkeypatch.setattr(Unread, "measured_by_domain", False)
     parts = spread(settings(), dataset, role(dataset))

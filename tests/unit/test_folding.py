@@ -156,7 +156,7 @@ def test_runs_that_fold_have_other_bits_and_nearly_the_same_numbers() -> None:
         run = start(plan, federation, SerialExecutor(), Resources(device="cpu"))
         train_run(run)
         assert isinstance(run.executor, SerialExecutor)
-        _, loss = run.executor.worker.evaluate(run.server.weights, np.arange(8))
+        loss = run.executor.worker.evaluate(run.server.weights, np.arange(8)).loss
         weights = [run.server.weights[name].flatten() for name in run.method.trainable]
         return torch.cat(weights), loss
 

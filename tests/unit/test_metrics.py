@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import warnings
+from typing import get_args
 
 import numpy as np
 import pytest
+import sklearn.metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feddg_bench.config.schema import EvaluationSettings
 from feddg_bench.core.tasks import TASKS
-from feddg_bench.engine.evaluation import measure, worst_group
+from feddg_bench.engine.evaluation import log_shares, measure, worst_group
 from feddg_bench.records.measured import tabulate
 from feddg_bench.records.metrics import (
     METRICS,
     accuracy,
+    auroc,
+    balanced_accuracy,
+    brier,
+    calibration_error,
     find_metric,
+    log_likelihood,
     macro_f1,
     metrics_of,
     pearson,
@@ -118,6 +126,84 @@ def test_what_is_measured_of_a_regression():
         "worst_group": pytest.approx(-1),
         "worst_group_name": "rural",
     }
+
+
+GUESSED = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.25, 0.7, 0.05], [0.9, 0.05, 0.05]])
+TRUE = np.array([0, 1, 1, 0])
+
+
+def test_metrics_of_probabilities_by_hand():
+    """Confidences 0.5 and 0.7 and 0.9 are right, 0.8 is wrong: four bins of one image each."""
+    logs = np.log(GUESSED)
+    assert log_likelihood(TRUE, logs) == pytest.approx(-np.log(0.5 * 0.1 * 0.7 * 0.9) / 4)
+    squares = [0.25 + 0.09 + 0.04, 0.01 + 0.81 + 0.64, 0.0625 + 0.09 + 0.0025, 0.01 + 0.005]
+    assert brier(TRUE, logs) == pytest.approx(sum(squares) / 4)
+    assert calibration_error(TRUE, logs) == pytest.approx((0.5 + 0.8 + 0.3 + 0.1) / 4)
+    assert auroc(TRUE, logs) == (4 / 4 + 3 / 4) / 2  # class 2 does not occur
+    assert balanced_accuracy(np.array([0, 0, 0, 1]), np.array([0, 0, 2, 1])) == (2 / 3 + 1) / 2
+    assert calibration_error(np.array([0] * 4), np.log(np.full((4, 2), 0.5))) == 0.5  # one bin
+
+
+def test_metrics_of_probabilities_where_they_are_not_defined():
+    assert auroc(np.zeros(3, int), np.log(GUESSED[:3])) == 0.5
+    logs = np.empty((0, 3))
+    assert [f(NOTHING, logs) for f in (log_likelihood, brier, calibration_error)] == [0, 0, 0]
+    assert balanced_accuracy(NOTHING, NOTHING) == 0
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(5, 60))
+def test_metrics_of_probabilities_are_those_of_scikit_learn(seed, classes, images):
+    rng = np.random.default_rng(seed)
+    outputs = rng.normal(0, 3, (images, classes)).astype(np.float32)
+    truth = np.concatenate([np.arange(classes), rng.integers(0, classes, images - classes)])
+    logs = log_shares(outputs)
+    shares = np.exp(logs)
+    assert log_likelihood(truth, logs) == pytest.approx(sklearn.metrics.log_loss(truth, shares))
+    once = np.eye(classes)[truth]
+    assert brier(truth, logs) == pytest.approx(((shares - once) ** 2).sum() / images)
+    each = sklearn.metrics.roc_auc_score(once, shares, average="macro")
+    assert auroc(truth, logs) == pytest.approx(each, abs=1e-6)
+    guessed = shares.argmax(axis=1)
+    expected = sklearn.metrics.balanced_accuracy_score(truth, guessed)
+    assert balanced_accuracy(truth, guessed) == pytest.approx(expected)
+
+
+def test_what_is_asked_for_is_measured_too():
+    outputs = np.log(GUESSED).astype(np.float32) + 3
+    plain = measure("classification", TRUE, GUESSED.argmax(1), 2.0, NOTHING, ())
+    asked = [name for name, metric in METRICS.items() if metric.asked]
+    found = measure(
+        "classification", TRUE, GUESSED.argmax(1), 2.0, NOTHING, (), outputs=outputs, asked=asked
+    )
+    assert found == plain | {
+        "nll": pytest.approx(log_likelihood(TRUE, np.log(GUESSED)), abs=1e-6),
+        "ece": pytest.approx(0.425, abs=1e-6),
+        "brier": pytest.approx(brier(TRUE, np.log(GUESSED)), abs=1e-6),
+        "auroc": 0.875,
+        "balanced_accuracy": 0.75,
+    }
+    assert set(asked) == set(
+        get_args(get_args(EvaluationSettings.model_fields["metrics"].annotation)[0])
+    )
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_outputs_that_overflowed_give_no_number(wrong):
+    outputs = np.array([[0.0, 1.0], [wrong, 0.0]], dtype=np.float32)
+    found = measure(
+        "classification",
+        np.array([0, 1]),
+        np.array([1, 0]),
+        2.0,
+        NOTHING,
+        (),
+        outputs=outputs,
+        asked=["nll", "ece", "balanced_accuracy"],
+    )
+    assert np.isnan([found["nll"], found["ece"]]).all()
+    assert found["balanced_accuracy"] == 0
+    table = tabulate([(1, {"test": {"ink": found | {"nll": None}}})])
+    assert np.isnan(table.numbers[0, [c[2] in ("nll", "ece") for c in table.columns]]).all()
 
 
 def test_tasks_name_their_metrics():

@@ -190,6 +190,7 @@ OTHER = {
     "evaluation.every": 2,
     "evaluation.start": 2,
     "evaluation.splits": ["test"],
+    "evaluation.metrics": ["ece"],
     "evaluation.batch_size": 64,
     "gpu.tf32": True,
     "gpu.autotune": True,

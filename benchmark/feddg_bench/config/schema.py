@@ -314,6 +314,9 @@ class EvaluationSettings(Section):
     ones wastes time."""
     splits: tuple[Literal["id_val", "id_test", "val", "test"], ...] = ()
     """Splits to evaluate; empty for all available ones."""
+    metrics: tuple[Literal["nll", "ece", "brier", "auroc", "balanced_accuracy"], ...] = ()
+    """Further metrics of classifications: negative log likelihood, expected calibration error over
+    15 bins, Brier score, mean one-versus-rest area under the ROC curve, mean recall of classes."""
     batch_size: int = Field(256, ge=1, le=MANY)
     """Images in an evaluation batch."""
     fuse_batch_norm: bool = False

@@ -107,8 +107,8 @@ class DomainDataset(ABC):
     task: ClassVar[str] = "classification"
     """``classification`` or ``regression``."""
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
-    """Reported metrics, out of accuracy, macro_f1, worst_group and pearson; the first is the key
-    metric, which selects the round."""
+    """Reported metrics, out of accuracy, macro_f1, worst_group and pearson, and those of
+    ``evaluation.metrics``; the first is the key metric, which selects the round."""
     groups: tuple[str, ...] = ()
     """Names of the groups of images for the worst-group metric."""
     channels: ClassVar[int] = 3

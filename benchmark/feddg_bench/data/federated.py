@@ -49,7 +49,7 @@ class Federation:
     domain_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     validation: dict[str, np.ndarray] = field(default_factory=dict)  # if the method needs it
     task: str = "classification"  # `classification` or `regression`
-    metrics: tuple[str, ...] = ("accuracy",)  # the data set's own, the first is the key metric
+    metrics: tuple[str, ...] = ("accuracy",)  # to measure, the first is the key metric
     # Group of each image, int64 [N]: index into `group_names`, -1 for none; empty without groups.
     groups: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     group_names: tuple[str, ...] = ()  # names of the groups
@@ -88,6 +88,11 @@ def spread(
         raise SettingsError(
             f"evaluation.splits names {', '.join(lacking)}, but scenario {scenario.name} of "
             f"{dataset.name} has no such images; there are: {', '.join(held)}"
+        )
+    if settings.evaluation.metrics and dataset.task != "classification":
+        raise SettingsError(
+            f"evaluation.metrics names {', '.join(settings.evaluation.metrics)}, but "
+            f"{dataset.title} is a {dataset.task}, which has no classes: leave it out"
         )
     train = splits["train"]
     missing = set(range(len(dataset.classes))) - set(records.labels[train].tolist())
@@ -273,11 +278,12 @@ def make_federation(
     scenario: Scenario,
     parts: Spread,
     measured: Collection[str] = (),
+    metrics: Collection[str] = (),
 ) -> Federation:
     """Return the federation that the workers receive.
 
     ``images`` is the store's file, or its array; ``measured`` names the splits to evaluate, all but
-    ``train`` if it is empty.
+    ``train`` if it is empty, and ``metrics`` those to measure beside the data set's.
     """
     records = dataset.records()
     places = {name: place for place, name in enumerate(scenario.train)}
@@ -294,7 +300,7 @@ def make_federation(
         domain_ids=source_ids[records.domains],
         validation=parts.validation,
         task=dataset.task,
-        metrics=dataset.metrics,
+        metrics=tuple(dict.fromkeys((*dataset.metrics, *metrics))),
         groups=np.empty(0, dtype=np.int64) if records.groups is None else records.groups,
         group_names=dataset.groups,
         channels=dataset.channels,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from feddg_bench.core.messages import Weights
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.executors import Executor
+from feddg_bench.engine.worker import Predictions
 from feddg_bench.records.measured import Evaluation
 from feddg_bench.records.metrics import METRICS, WHOLE, find_metric, metrics_of
 
@@ -30,8 +31,8 @@ def evaluate(
     jobs = list(_chunks(federation, chunk))
     results = executor.evaluate(weights, [index for _, _, index in jobs])
     parts: dict[str, dict[str, _Part]] = {}
-    for (split, domain, index), (predictions, loss) in zip(jobs, results, strict=True):
-        parts.setdefault(split, {}).setdefault(domain, _Part()).add(index, predictions, loss)
+    for (split, domain, index), found in zip(jobs, results, strict=True):
+        parts.setdefault(split, {}).setdefault(domain, _Part()).add(index, found)
     if not all(find_metric(name).poolable for name in federation.metrics):
         for domains in parts.values():
             if WHOLE not in domains:
@@ -47,34 +48,47 @@ class _Part:
 
     def __init__(self) -> None:
         self.indices: list[np.ndarray] = []
-        self.predictions: list[np.ndarray] = []
-        self.loss = 0.0
+        self.found: list[Predictions] = []
 
-    def add(self, index: np.ndarray, predictions: np.ndarray, loss: float) -> None:
-        """Add images with their predictions and the sum of their losses."""
+    def add(self, index: np.ndarray, found: Predictions) -> None:
+        """Add images with their predictions."""
         self.indices.append(index)
-        self.predictions.append(predictions)
-        self.loss += loss
+        self.found.append(found)
 
     @classmethod
     def together(cls, parts: Iterable[_Part]) -> _Part:
         """Return several parts joined into one."""
         whole = cls()
         for part in parts:
-            whole.add(np.concatenate(part.indices), np.concatenate(part.predictions), part.loss)
+            whole.add(np.concatenate(part.indices), part.joined())
         return whole
+
+    def joined(self) -> Predictions:
+        """Return the predictions for all images, and the sum of their losses."""
+        loss = 0.0
+        for found in self.found:
+            loss += found.loss
+        outputs = [found.outputs for found in self.found if found.outputs is not None]
+        return Predictions(
+            np.concatenate([found.predictions for found in self.found]),
+            loss,
+            np.concatenate(outputs) if outputs else None,
+        )
 
     def measure(self, federation: Federation) -> dict[str, Any]:
         """Return the metrics of these images."""
         index = np.concatenate(self.indices)
         groups = federation.groups[index] if len(federation.groups) else np.full(len(index), -1)
+        found = self.joined()
         return measure(
             federation.task,
             federation.labels[index],
-            np.concatenate(self.predictions),
-            self.loss,
+            found.predictions,
+            found.loss,
             groups,
             federation.group_names,
+            outputs=found.outputs,
+            asked=[name for name in federation.metrics if find_metric(name).asked],
         )
 
 
@@ -115,6 +129,9 @@ def measure(
     loss: float,
     groups: NDArray[np.int64],
     names: Sequence[str],
+    *,
+    outputs: Values | None = None,
+    asked: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return all metrics of a part of a split.
 
@@ -125,11 +142,14 @@ def measure(
         loss: Sum of their losses.
         groups: Group of each image, as a position in ``names``, -1 for none.
         names: Names of the groups; empty if the data set has none.
+        outputs: Logits, [n, C], for metrics of probabilities.
+        asked: Metrics to measure in addition to those of the task.
 
     Returns:
         The task's main metric, ``loss`` (the mean; NaN if it overflowed), ``images``, the other
-        metrics, and with groups ``worst_group`` and ``worst_group_name``. If all predictions are
-        one class, but the labels are of several, ``only_class`` is its number as a string.
+        metrics (NaN for those of probabilities if outputs overflowed), and with groups
+        ``worst_group`` and ``worst_group_name``. If all predictions are one class, but the labels
+        are of several, ``only_class`` is its number as a string.
     """
     functions = [(name, f) for name in metrics_of(task) if (f := METRICS[name].function)]
     (main, of_main), *others = functions
@@ -145,4 +165,21 @@ def measure(
     worst = worst_group(of_main, truth, predictions, groups) if names else None
     if worst is not None:
         found["worst_group"], found["worst_group_name"] = worst[0], names[worst[1]]
+    logs = None if outputs is None else log_shares(outputs)
+    for metric in map(find_metric, asked):
+        assert metric.function is not None  # noqa: S101 - only measured metrics can be asked for
+        if not metric.logs:
+            found[metric.name] = metric.function(truth, predictions)
+        elif logs is not None:
+            finite = np.isfinite(logs).all()
+            found[metric.name] = metric.function(truth, logs) if finite else math.nan
     return found
+
+
+def log_shares(outputs: Values) -> NDArray[np.float64]:
+    """Return the logarithms of the probabilities for logits, [n, C], in double precision."""
+    with np.errstate(invalid="ignore"):
+        logits = outputs.astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        logs: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return logs

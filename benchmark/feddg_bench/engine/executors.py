@@ -44,13 +44,9 @@ from feddg_bench.core.messages import (
 )
 from feddg_bench.core.method import Method
 from feddg_bench.engine.gpu import check_gpus
-from feddg_bench.engine.worker import Worker, WorkerSpec, peak_memory_mib
+from feddg_bench.engine.worker import Predictions, Worker, WorkerSpec, peak_memory_mib
 
 logger = logging.getLogger(__name__)
-
-Predictions = tuple[np.ndarray, float]
-"""Predictions [n] and summed loss of some images."""
-
 
 OnReply = Callable[[Task, Reply[Any]], None]
 """Called with each task, which holds its client's memory before it, and the reply."""
@@ -225,7 +221,12 @@ class FuturesExecutor(Executor):
         """Evaluate the weights on the images of each index array."""
         jobs = ({"index": torch.from_numpy(np.ascontiguousarray(index))} for index in indices)
         for answer in self._share({"weights": weights}, jobs):
-            yield answer["predictions"].numpy(), answer["loss"]
+            outputs = answer["outputs"]
+            yield Predictions(
+                answer["predictions"].numpy(),
+                answer["loss"],
+                None if outputs is None else outputs.numpy(),
+            )
 
     def peak_memory_mib(self) -> float:
         """Return the sum of the peaks of this process and its workers, which share the store."""
@@ -456,8 +457,12 @@ def _answer(worker: Worker, shared: Payload, job: Payload) -> Payload:
     if not job:
         return {}
     if "index" in job:
-        predictions, loss = worker.evaluate(shared["weights"], job["index"].numpy())
-        return {"predictions": torch.from_numpy(predictions), "loss": loss}
+        predictions, loss, outputs = worker.evaluate(shared["weights"], job["index"].numpy())
+        return {
+            "predictions": torch.from_numpy(predictions),
+            "loss": loss,
+            "outputs": None if outputs is None else torch.from_numpy(outputs),
+        }
     reply = worker.run_counted(Task(**shared, **job))
     sent = {f.name: getattr(reply, f.name) for f in fields(reply)}
     if isinstance(reply.value, LocalUpdate):

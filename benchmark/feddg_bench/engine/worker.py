@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -50,11 +50,20 @@ from feddg_bench.engine.flop import count_flop, peak_flops
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.protection.guarantee import noised
+from feddg_bench.records.metrics import find_metric
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
 COUNTED = 8
 """Number of a client's images on which operations are counted."""
+
+
+class Predictions(NamedTuple):
+    """Evaluation of n images."""
+
+    predictions: np.ndarray  # class ids or numbers, [n]
+    loss: float  # summed
+    outputs: np.ndarray | None  # logits, float32 [n, C], if a metric needs them
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,7 @@ class Worker:
         }
         self._initial_private = self.method.state.private_weights()
         self._folded = self._foldable()
+        self._keeps_outputs = any(find_metric(name).logs for name in federation.metrics)
         self._evaluated: tuple[Weights, list[int], list[Fold]] | None = None
         self._counted: set[str] = set()
         self._modes: list[bool] = []
@@ -264,16 +274,12 @@ class Worker:
         return plain(value, own)
 
     @torch.no_grad()
-    def evaluate(self, weights: Weights, index: np.ndarray) -> tuple[np.ndarray, float]:
-        """Evaluate global weights on some images.
-
-        Returns:
-            Predictions [n], class ids or numbers, and the summed loss.
-        """
+    def evaluate(self, weights: Weights, index: np.ndarray) -> Predictions:
+        """Evaluate global weights on some images."""
         task = TASKS[self.spec.federation.task]
         self.method.eval()
         folds = self._load_to_evaluate(weights)
-        predictions = []
+        predictions, kept = [], []
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         with noted("evaluation"):
             for part in torch.from_numpy(index).split(self.settings.evaluation.batch_size):
@@ -282,7 +288,9 @@ class Worker:
                     outputs = self.method(to_float(images)).float()
                 predictions.append(task.predict(outputs))
                 loss += task.loss(outputs, labels, "sum")
-        return torch.cat(predictions).cpu().numpy(), float(loss)
+                kept += [outputs] if self._keeps_outputs else []
+        outputs = torch.cat(kept).cpu().numpy() if kept else None
+        return Predictions(torch.cat(predictions).cpu().numpy(), float(loss), outputs)
 
     def _load_to_evaluate(self, weights: Weights) -> list[Fold]:
         """Load global weights unless they are already loaded, and return their `Fold`s.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import from_json, to_json
 
-from feddg_bench.records.metrics import METRICS, Metric, find_metric, metrics_of
+from feddg_bench.records.metrics import METRICS, Metric, find_metric
 
 Evaluation = dict[str, dict[str, dict[str, float]]]
 """Split -> domain -> metric -> value, and ``images``, the number of images. The part `WHOLE` of a
@@ -28,7 +28,7 @@ ABSENT = -math.inf
 _RANGES = {
     task: {
         name: (low, min(high, 1e300))
-        for name in ("loss", *metrics_of(task))
+        for name in (metric.name for metric in METRICS.values() if task in metric.tasks)
         for low, high in (find_metric(name, task).range,)
     }
     | {"images": (0.0, 2.0**62)}
@@ -117,7 +117,8 @@ def _frame(text: str) -> tuple[Any, Any, Any]:
 def tabulate(evaluations: Sequence[tuple[int, Evaluation]]) -> Measured:
     """Return evaluations, given with their round numbers, as a table, after checking each value.
 
-    A loss of ``None``, which stands for an overflow, becomes NaN, also in its evaluation.
+    A loss, or a metric of probabilities, of ``None`` stands for an overflow, and becomes NaN, also
+    in its evaluation.
 
     Raises:
         ValueError: If a value is invalid for its metric; the message is part of a sentence.
@@ -210,7 +211,8 @@ def _check(number: int, evaluation: Evaluation) -> list[Any]:
 
 
 def _value(metric: Metric, value: Any) -> Any:
-    if metric.name == "loss" and (value is None or value != value):  # it overflowed
+    if (metric.name == "loss" or metric.logs) and (value is None or value != value):
+        # it overflowed
         return math.nan
     if metric.name in METRICS:
         low, high = metric.range

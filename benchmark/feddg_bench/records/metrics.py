@@ -3,7 +3,7 @@
 Each metric is an entry of `METRICS`, the only source of its properties for data sets, tasks,
 records, tables, reports and sweeps. Functions take the truth and the predictions of n images, both
 [n], and return a float in double precision, as defined by wilds (Koh et al., ICML 2021); 0 if there
-are no images.
+are no images. Some take the logarithms of the classes' probabilities, [n, C], for predictions.
 """
 
 from __future__ import annotations
@@ -93,6 +93,80 @@ def _unit_range(values: Values) -> NDArray[np.float64] | None:
     return scaled
 
 
+def balanced_accuracy(truth: Values, predictions: Values) -> float:
+    """Return the mean recall over the classes that occur in the truth, in [0, 1].
+
+    >>> import numpy as np
+    >>> balanced_accuracy(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]))
+    0.8333333333333333
+    """
+    import numpy as np
+
+    if not len(truth):
+        return 0.0
+    support = np.bincount(truth)
+    hits = np.bincount(truth[truth == predictions], minlength=len(support))
+    return float((hits[support > 0] / support[support > 0]).mean())
+
+
+def log_likelihood(truth: Values, logs: Values) -> float:
+    """Return the mean negative log likelihood of the true classes, at least 0."""
+    return float(-logs[range(len(truth)), truth].mean()) if len(truth) else 0.0
+
+
+def brier(truth: Values, logs: Values) -> float:
+    """Return the Brier score for several classes, in [0, 2] (Brier, 1950).
+
+    It is the mean over images of the squared distance between probabilities and the true class.
+
+    >>> import numpy as np
+    >>> round(brier(np.array([0]), np.log([[0.5, 0.25, 0.25]])), 6)
+    0.375
+    """
+    import numpy as np
+
+    apart = np.exp(logs)
+    apart[range(len(truth)), truth] -= 1
+    return float((apart**2).sum(axis=1).mean()) if len(truth) else 0.0
+
+
+BINS = 15
+"""Bins of equal width of the expected calibration error, as in Guo et al. (ICML 2017)."""
+
+
+def calibration_error(truth: Values, logs: Values) -> float:
+    """Return the expected calibration error of the predicted class over `BINS` bins, in [0, 1].
+
+    It is the mean distance between confidence and accuracy of a bin, weighted by images.
+    """
+    import numpy as np
+    import torch
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    if not len(truth):
+        return 0.0
+    shares, labels = torch.from_numpy(np.exp(logs)), torch.from_numpy(truth)
+    return float(multiclass_calibration_error(shares, labels, logs.shape[1], n_bins=BINS))
+
+
+def auroc(truth: Values, logs: Values) -> float:
+    """Return the mean one-versus-rest area under the ROC curve, in [0, 1].
+
+    The mean is over the classes that occur in the truth; 0.5 if only one does.
+    """
+    import numpy as np
+    import torch
+    from torchmetrics.functional.classification import binary_auroc
+
+    there = np.unique(truth)
+    if len(there) < 2:
+        return 0.5
+    shares = torch.from_numpy(np.exp(logs))
+    own = torch.from_numpy(truth[:, None] == there).long()
+    areas = [binary_auroc(shares[:, k], own[:, n]) for n, k in enumerate(there.tolist())]
+    return float(torch.stack(areas).double().mean())
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number that is measured on images."""
@@ -104,6 +178,9 @@ class Metric:
     range: tuple[float, float] = (-math.inf, math.inf)  # smallest and largest value
     tasks: tuple[str, ...] = ("classification", "regression")  # the tasks that have it
     function: Callable[[Values, Values], float] | None = None  # of truth and predictions
+    asked: bool = False  # whether it is measured only if a data set or a setting names it
+    logs: bool = False  # whether `function` takes logarithms of probabilities for predictions
+    lower: bool = False  # whether lower is better
 
     def display(self, value: float) -> float:
         """Return a value in its display unit: a share in percent."""
@@ -119,6 +196,15 @@ class Metric:
         return f"{self.title} (%)" if self.percent else self.title
 
 
+def _asked(
+    name: str, title: str, most: float, function: Callable[[Values, Values], float], **more: Any
+) -> Metric:
+    """Return a metric of a classification from 0 to ``most``; by default an error."""
+    own: dict[str, Any] = {"logs": True, "lower": True, **more}
+    tasks = ("classification",)
+    return Metric(name, title, range=(0, most), tasks=tasks, function=function, asked=True, **own)
+
+
 METRICS = {
     metric.name: metric
     for metric in (
@@ -126,7 +212,20 @@ METRICS = {
         Metric("macro_f1", "macro F1", True, False, (0, 1), ("classification",), macro_f1),
         Metric("pearson", "Pearson's r", False, False, (-1, 1), ("regression",), pearson),
         Metric("worst_group", "worst group", range=(-1, 1)),
-        Metric("loss", "loss", poolable=True, range=(0, math.inf)),
+        Metric("loss", "loss", poolable=True, range=(0, math.inf), lower=True),
+        _asked("nll", "negative log likelihood", math.inf, log_likelihood, poolable=True),
+        _asked("ece", "expected calibration error", 1, calibration_error, percent=True),
+        _asked("brier", "Brier score", 2, brier, poolable=True),
+        _asked("auroc", "AUROC", 1, auroc, percent=True, lower=False),
+        _asked(
+            "balanced_accuracy",
+            "balanced accuracy",
+            1,
+            balanced_accuracy,
+            percent=True,
+            logs=False,
+            lower=False,
+        ),
         Metric("recovered", "recovered", True, tasks=()),
         Metric("attained", "difference to the attainable accuracy", True, tasks=()),
     )
@@ -166,12 +265,13 @@ def derived(metric: str, accuracy: float, answers: Mapping[str, float]) -> float
 
 
 def metrics_of(task: str) -> tuple[str, ...]:
-    """Return the names of a task's metrics, the main one first; the loss is not one of them.
+    """Return the names of a task's metrics, the main one first; not the loss, nor those `asked`.
 
     >>> metrics_of("regression")
     ('pearson', 'worst_group')
     """
-    return tuple(m.name for m in METRICS.values() if task in m.tasks and m.name != "loss")
+    known = (m for m in METRICS.values() if task in m.tasks and not m.asked)
+    return tuple(metric.name for metric in known if metric.name != "loss")
 
 
 @lru_cache(maxsize=1000)

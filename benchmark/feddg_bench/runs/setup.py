@@ -194,6 +194,7 @@ def open_federation(
         plan.scenario,
         parts,
         settings.evaluation.splits,
+        settings.evaluation.metrics,
     )
     partition = parts.partition
     sizes = partition.sizes

@@ -25,7 +25,8 @@ def shown_metrics(run: RecordedRun) -> tuple[str, ...]:
     """Return the metrics shown for a run: its data set's key metric, then others if measured."""
     first = metrics_of(run.task)[0]
     beside = ("macro_f1",) if run.imbalance else ()
-    shown = dict.fromkeys((run.metric.name, first, *beside, "worst_group", "loss"))
+    asked = (name for name, metric in METRICS.items() if metric.asked)
+    shown = dict.fromkeys((run.metric.name, first, *beside, "worst_group", "loss", *asked))
     measured = {metric for _, _, metric in run.table.columns}
     return tuple(name for name in shown if name in measured or name == run.metric.name)
 

@@ -123,7 +123,7 @@ def _views(table: Frame) -> Iterator[tuple[str, Rule, Description]]:
         own = metric == table.description.metric
         wanted = {
             **shown_as(find_metric(metric, table.runs[0].task)),
-            "lower_is_better": metric == "loss",
+            "lower_is_better": find_metric(metric).lower,
             "against": table.description.against if own else None,
         }
         for rule in RULES:

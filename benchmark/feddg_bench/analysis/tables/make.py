@@ -277,5 +277,6 @@ def _measuring(description: Description, metric: str, runs: Sequence[RecordedRun
         )
         for group in description.groups
     ]
-    wanted = {**shown_as(find_metric(metric, task)), "lower_is_better": metric == "loss"}
+    found = find_metric(metric, task)
+    wanted = {**shown_as(found), "lower_is_better": found.lower}
     return description.model_copy(update={**wanted, "groups": groups})
