@@ -12,7 +12,8 @@ from PIL import Image
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.protocols import scenarios
-from feddg_datasets.rmnist import RotatedMNIST, deal_images, read_idx
+from feddg_datasets.rmnist import RotatedMNIST, deal_images
+from feddg_datasets.shared.arrays import Part, read_idx
 from tests.fabricate import fabricate
 from tests.helpers import refused
 
@@ -49,7 +50,7 @@ def test_records(made):
 
 def test_images_are_turned_counter_clockwise_and_those_of_angle_0_are_not(made):
     dataset = TinyRotatedMNIST(made)
-    images = read_idx(dataset.files["train-images"], (28, 28))
+    images = read_idx(dataset.files["train-images-idx3-ubyte"], (28, 28))
     records = dataset.records()
     for number, angle in enumerate(RotatedMNIST.domains):
         index = int(np.flatnonzero(records.domains[:500] == number)[0])
@@ -65,7 +66,7 @@ def test_a_point_to_the_right_goes_up(made, monkeypatch):
     images = np.zeros((600, 28, 28), dtype=np.uint8)
     images[:, 13:15, 24] = 255
     labels = (np.arange(600) % 10).astype(np.int64)
-    monkeypatch.setitem(vars(dataset), "_digits", (images, labels))
+    monkeypatch.setitem(vars(dataset), "parts", (Part(images, labels),))
     index = int(np.flatnonzero(dataset.records().domains == 3)[0])  # 45 degrees
     row, column = np.unravel_index(dataset.read(index, 28)[..., 0].argmax(), (28, 28))
     assert row < 9
@@ -88,12 +89,12 @@ def test_layouts_and_spellings_give_the_same(made, tmp_path, layout):
 
 def test_missing_files_are_named(made, tmp_path):
     (made / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with refused(DataError, "MNIST's t10k-labels was not found") as caught:
+    with refused(DataError, "t10k-labels-idx1-ubyte was not found") as caught:
         TinyRotatedMNIST(made).records()
     for part in (str(made), "data download rmnist", "--data-root", "data path rmnist"):
         assert part in str(caught.value)
     with pytest.raises(
-        DataError, match="train-images or train-labels or t10k-images or t10k-labels"
+        DataError, match="train-images-idx3-ubyte or train-labels-idx1-ubyte or t10k-images"
     ):
         TinyRotatedMNIST(tmp_path).records()
 
