@@ -19,6 +19,7 @@ from PIL import Image
 
 from feddg_datasets.femnist import FEMNIST
 from feddg_datasets.fmow import FMoW
+from feddg_datasets.handwritten import TABLES
 from feddg_datasets.minidomainnet import MiniDomainNet
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.poverty import COUNTRIES
@@ -109,9 +110,9 @@ def terraincognita(root: Path) -> None:
         (folder / f"{name}_annotations.json").write_text(json.dumps(content))
 
 
-def rmnist(root: Path) -> None:
+def rmnist(root: Path, folder: str = "mnist") -> None:
     """MNIST's four files with 500 training and 100 test digits."""
-    base = root / "mnist"
+    base = root / folder
     base.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for part, count in (("train", 500), ("t10k", 100)):
@@ -127,6 +128,24 @@ def rmnist(root: Path) -> None:
         (base / f"{part}-labels-idx1-ubyte.gz").write_bytes(
             gzip.compress(header + labels.tobytes())
         )
+
+
+def handwritten(root: Path) -> None:
+    """UCI's files with 400 digits of optdigits and 200 of the others, and MNIST's."""
+    rmnist(root, "handwritten")
+    base, rng = root / "handwritten", np.random.default_rng(0)
+    for name, table in TABLES.items():
+        size = 200
+        labels = np.arange(size) * 10 // size if name == "mfeat-pix" else np.arange(size) % 10
+        pixels = rng.integers(0, 2, (size, *table.shape))
+        for image, label in zip(pixels, labels, strict=True):
+            image[: 2 + table.shape[0] * label // 15, 2:5] = table.highest
+        rows = pixels.reshape(size, -1)
+        if table.label_columns:
+            more = np.eye(10, dtype=int)[labels] if table.label_columns == 10 else labels[:, None]
+            rows = np.hstack([rows, more])
+        form, between = ("%d", ",") if table.folder == "optdigits" else ("%.4f", " ")
+        np.savetxt(base / name, rows, form, between)
 
 
 def femnist(root: Path) -> None:
@@ -276,7 +295,7 @@ def poverty(root: Path) -> None:
 LAYOUTS: dict[str, Callable[[Path], None]] = {
     make.__name__: make
     for make in (
-        officehome, minidomainnet, terraincognita, rmnist, femnist, folder,
+        officehome, minidomainnet, terraincognita, rmnist, handwritten, femnist, folder,
         iwildcam, camelyon17, fmow, poverty,
     )
 }  # fmt: skip

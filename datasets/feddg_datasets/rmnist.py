@@ -60,10 +60,7 @@ class RotatedMNIST(ArrayDataset):
     def load(self) -> Iterator[Part]:
         """Read MNIST's digits, training images first."""
         files = list(self.files.values())
-        train, test = read_mnist(*files[:2]), read_mnist(*files[2:])
-        yield Part(
-            np.concatenate([train.images, test.images]), np.concatenate([train.labels, test.labels])
-        )
+        yield read_mnist(*files[:2]).with_more(read_mnist(*files[2:]))
 
     def scan(self) -> Listing:
         """List the digits in MNIST's order, training images first."""

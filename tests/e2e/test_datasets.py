@@ -13,6 +13,7 @@ import yaml
 
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
+from feddg_datasets.handwritten import Handwritten
 from feddg_datasets.minidomainnet import MiniDomainNet
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.rmnist import RotatedMNIST
@@ -33,6 +34,8 @@ def feddg(feddg: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(OfficeHome, "counts", {})
     monkeypatch.setattr(RotatedMNIST, "counts", {})
+    monkeypatch.setattr(Handwritten, "counts", {})
+    monkeypatch.setattr(Handwritten, "duplicates", 0)
     monkeypatch.setattr(MiniDomainNet, "total", None)
     return feddg
 
@@ -99,6 +102,16 @@ def test_rmnist_with_both_networks(feddg: Run, tmp_path: Path, backbone: str) ->
     assert sum(images(found).values()) == 600
     assert found.settings["hyper"]["strength"] == 0.001
     assert found.settings["train"]["batch_size"] == 64
+
+
+def test_handwritten(feddg: Run, tmp_path: Path) -> None:
+    root = fabricate("handwritten", tmp_path / "data")
+    assert feddg("data", "check", "handwritten", "--data-root", root).code == 0
+    found = record(feddg, root, "handwritten", "--scenario", "sf-m-o", "--clients", "5")
+    assert images(found) == {"train": 320, "id_val": 40, "id_test": 40, "val": 500, "test": 400}
+    assert found.recipe == "handwritten"
+    assert found.settings["train"]["schedule"] == "cosine"
+    assert feddg("tables", "all", "--results", tmp_path / "runs", "--out", "tables").code == 0
 
 
 def test_femnist_takes_the_published_splits(feddg: Run, tmp_path: Path) -> None:

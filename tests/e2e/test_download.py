@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -25,6 +26,7 @@ from feddg_bench.config.keys import file_digest
 from feddg_bench.data.fetch import hub, obtain, transfer
 from feddg_bench.data.fetch.mirrors import Download
 from feddg_bench.data.fetch.style_networks import WEIGHTS
+from feddg_datasets.handwritten import Handwritten
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.pacs import PACS
 from feddg_datasets.rmnist import RotatedMNIST
@@ -192,6 +194,41 @@ class TestFiles:
             site.files[f"/{path.name}"] = path.read_bytes()
         obtain.obtain(RotatedMNIST, tmp_path / "x", [site.url])
         assert len(RotatedMNIST(tmp_path / "x").records().paths) == 70_000  # counts are checked
+
+    def test_tables_are_checked_by_their_images(
+        self, feddg: Run, site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Handwritten: UCI's tables may have other ends of lines, but no other digits."""
+        made = fabricate("handwritten", tmp_path / "made") / "handwritten"
+        site.files.update({f"/{path.name}": path.read_bytes() for path in made.iterdir()})
+        offers = tuple(
+            replace(
+                offer,
+                mirrors=(site.url,),
+                checksum=_checksum(offer, made / offer.name),
+                unzipped=offer.unzipped and len(gzip.decompress((made / offer.name).read_bytes())),
+            )
+            for offer in Handwritten.downloads
+        )
+        promise(monkeypatch, Handwritten, downloads=offers, counts={}, duplicates=0)
+        text = site.files["/semeion.data"]
+        site.files["/semeion.data"] = text.replace(b"\n", b" \r\n")
+        code, out, err = feddg("handwritten", "--to", "x")
+        assert (code, err) == (0, "")
+        assert out.count("its images are the right ones") == 4
+        assert "1,300 images" in out
+        Path("x/semeion.data").unlink()
+        site.files["/semeion.data"] = text.replace(b"1", b"0", 1)
+        refused(feddg("handwritten", "--to", "x"), "no mirror gave semeion.data", "sha256")
+        site.files["/semeion.data"] = b"<html>moved</html>"
+        refused(feddg("handwritten", "--to", "x"), "gives a wrong file: it cannot be decoded")
+
+
+def _checksum(offer: Download, path: Path) -> str:
+    """Return the checksum that a download of this file must have."""
+    if offer.content is None:
+        return f"sha256:{_sha256(gzip.decompress(path.read_bytes()))}"
+    return f"sha256:{_sha256(offer.content(path))}"
 
 
 def tar_of(folder: Path, name: str) -> bytes:

@@ -28,6 +28,12 @@ class Part(NamedTuple):
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
+    def with_more(self, other: Part) -> Part:
+        """Return these images followed by those of ``other``."""
+        return Part(
+            np.concatenate([self.images, other.images]), np.concatenate([self.labels, other.labels])
+        )
+
 
 class ArrayDataset(DomainDataset):
     """Images that are read from a few files at once; by default, one `Part` for each domain."""

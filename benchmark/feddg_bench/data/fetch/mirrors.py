@@ -8,9 +8,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from feddg_bench.common.errors import DataError
 
 RECEIPT = "download.json"
 """File next to downloaded data that records their origin; the doctor ignores it."""
@@ -27,6 +29,8 @@ class Download:
         size: Size of the file in bytes, if known.
         unzipped: Bytes that the file unpacks to with gzip. If given, the checksum is of these
             bytes, so that it does not depend on the compression.
+        content: Decodes the file. If given, the checksum is of the returned bytes, so that it does
+            not depend on ends of lines.
         unpack: Folder inside this archive that is kept; ``None`` for a file that is not unpacked.
         unpacked_bytes: Maximum number of bytes that the archive may unpack to.
     """
@@ -36,6 +40,7 @@ class Download:
     checksum: str
     size: int | None = None
     unzipped: int | None = None
+    content: Callable[[Path], bytes] | None = None
     unpack: str | None = None
     unpacked_bytes: int = 4 * 2**30
 
@@ -53,7 +58,12 @@ class Download:
         if self.size is not None and have != self.size:
             return f"{have:,} bytes instead of {self.size:,}"
         kind, _, expected = self.checksum.partition(":")
-        if self.unzipped is None:
+        if self.content is not None:
+            try:
+                digest = hashlib.new(kind, self.content(path), usedforsecurity=False).hexdigest()
+            except DataError as error:
+                return f"it cannot be decoded ({error})"
+        elif self.unzipped is None:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, kind).hexdigest()
         else:

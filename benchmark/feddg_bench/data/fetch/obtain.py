@@ -114,7 +114,8 @@ def _from_mirrors(
             raise DataError(f"{offer.name} holds no folder {offer.unpack}: it is not what it was")
     receipt.note(offer.name, [place], note)
     whole.rename(place)
-    yield f"{offer.name}: {note['bytes']:,} bytes, checksum as published{files}"
+    checked = "checksum as published" if offer.content is None else "its images are the right ones"
+    yield f"{offer.name}: {note['bytes']:,} bytes, {checked}{files}"
 
 
 def _from_hub(
