@@ -22,9 +22,9 @@ from feddg_bench.cli.options import (
 )
 from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknown
 from feddg_bench.common.terminal import Display, terminal, text, text_table
-from feddg_bench.config.reading import listed, read_names
+from feddg_bench.config.reading import listed
 from feddg_bench.config.schema import MANY
-from feddg_bench.plugins import names
+from feddg_bench.plugins import read_plugins
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Datasets
 
@@ -93,7 +93,9 @@ class AttackCommand(Attacking, Experiment):
 
     def __call__(self) -> None:
         """Run the command."""
-        kinds = read_names("kind of attack", self.kind, names("attack"), every=True)
+        from feddg_attacks.attack import load_attack
+
+        kinds = read_plugins("attack", self.kind, load_attack)
         if self.attacker not in ATTACKERS:
             raise SettingsError(unknown("attacker", self.attacker, ATTACKERS))
         eyes: Attacker = self.attacker
@@ -105,7 +107,6 @@ class AttackCommand(Attacking, Experiment):
         if request.scenario is None:
             request = request.one_scenario(datasets)
 
-        from feddg_attacks.attack import load_attack
         from feddg_attacks.judges import open_judges
         from feddg_attacks.perform import Lab, attack_plans, check_items
 

@@ -285,6 +285,18 @@ def test_all_methods_are_those_that_can_be_used(installed, feddg, caplog, comman
 
 
 @every_fault
+def test_all_attacks_are_those_that_can_be_used(installed, feddg, caplog, fault):
+    text, name, said = FAULTS[fault]
+    installed("theirs", text, attacks=f"mine=theirs:{name}")
+    done = feddg("attack", "--kind", "all", "--attacker", "nobody")
+    one_sentence(done, "unknown attacker 'nobody'")
+    (line,) = [line for line in caplog.messages if "mine" in line]
+    assert line.startswith(
+        f"the attack mine is left out: the attack mine {said.format(base='Attack')}"
+    )
+
+
+@every_fault
 def test_a_method_that_cannot_be_used_is_refused_by_name(installed, feddg, fault):
     text, name, said = FAULTS[fault]
     installed("theirs", text, methods=f"mine=theirs:{name}")
