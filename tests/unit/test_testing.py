@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 from typing import ClassVar
 
@@ -133,6 +134,57 @@ class Random(Method):
 _GENERATOR = torch.Generator()
 
 
+class Seeding(Method):
+    """Seeds the global generators, as scripts of one experiment do."""
+
+    def fit(self, client):
+        SEEDS[type(self).__name__](0)
+        return super().fit(client)
+
+
+SEEDS = {"PyTorch": torch.manual_seed, "NumPy": np.random.seed, "Python": random.seed}
+
+
+class Building(Method):
+    """Sets the process's number of threads."""
+
+    def build(self):
+        torch.set_num_threads(2)
+
+
+class WritingWeights(Method):
+    """Moves the global model in place."""
+
+    def aggregate(self, server, updates):
+        new = super().aggregate(server, updates)
+        server.weights["classifier.bias"].lerp_(new["classifier.bias"], 0.5)
+        return server.weights
+
+
+class WritingBroadcast(Method):
+    """Counts in the broadcast before the clients have read it."""
+
+    downlink = ("rounds",)
+
+    def prepare(self, server):
+        server.broadcast["rounds"] = torch.zeros(1)
+
+    def aggregate(self, server, updates):
+        server.broadcast["rounds"] += 1
+        return super().aggregate(server, updates)
+
+
+class WritingMemory(Method):
+    """Counts in its memory, which a skipped round cannot undo."""
+
+    def prepare(self, server):
+        server.memory["rounds"] = torch.zeros(1)
+
+    def aggregate(self, server, updates):
+        server.memory["rounds"] += 1
+        return super().aggregate(server, updates)
+
+
 class NumpyRandom(Method):
     """Draws in the server half from a generator of its own."""
 
@@ -227,6 +279,7 @@ LEFT = {
 BROKEN = [
     *((type(name, (Left,), {}), "no_side_effects", words) for name, (_, words) in LEFT.items()),
     (Numpy, "no_side_effects", "the images"),
+    (Building, "no_side_effects", "build changes .*: the number of threads"),
     (Detached, "federated_weights_train", "unchanged: .*generator.weight"),
     (Public, "local_prefixes_match", "no tensor begins with .*clasifier"),
     (Stuck, "loss_falls", "the loss went from"),
@@ -238,6 +291,13 @@ BROKEN = [
     (Fragile, "diverged_clients_are_dropped", "a client is missing"),
     (Meddling, "messages_are_read_only", "changed what they got: .*broadcast"),
     (Overwriting, "messages_are_read_only", "does not support item assignment"),
+    (WritingWeights, "messages_are_read_only", r"in place: weights\.classifier\.bias;"),
+    (WritingBroadcast, "messages_are_read_only", r"in place: broadcast\.rounds;"),
+    (WritingMemory, "messages_are_read_only", r"in place: memory\.rounds;"),
+    *(
+        (type(name, (Seeding,), {}), "seed_determines_run", f"leave {name}'s global generator")
+        for name in SEEDS
+    ),
     (Replacing, "parameters_stay_in_place", "replaced: "),
     (Random, "seed_determines_run", "the same seed gave other rounds"),
     (Misspelt, "loss_falls", "'flot32 2, 2', which cannot be read"),

@@ -20,6 +20,7 @@ from feddg_bench.config.schema import PrivacySettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task, Weights, content, decode, encode
 from feddg_bench.core.method import Method
+from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.executors import ProcessExecutor
 from feddg_bench.plugins import load_method
 from feddg_bench.protection.possible import obstacles
@@ -32,7 +33,7 @@ from feddg_bench.testing.toy import (
     toy_leaves,
     toy_regression,
 )
-from feddg_bench.testing.traces import traces
+from feddg_bench.testing.traces import process_settings, server_tensors, traces
 
 ALL_CLIENTS: Layer = {"federation": {"per_round": None}}
 CHANCES: Layer = {  # light keeps its place, so that it can be learnt; SGD has state
@@ -77,6 +78,7 @@ class Recorded:
         states: The server's state, encoded, before the first round and after each.
         moved: Parameters and buffers that were replaced or moved in memory by the rounds.
         behind: Changes that clients left and that others can see.
+        written: Tensors of the server that its half changed in place.
     """
 
     def __init__(self, subject: Subject, *layers: Layer) -> None:
@@ -84,10 +86,13 @@ class Recorded:
         self.run = run = subject.run(*layers, executor=self.recorder)
         self.results: list[RoundResult] = []
         self.states = [encode(run.server.state())]
+        self.written: set[str] = set()
         before, found = self._places(), traces(self.recorder.worker)
         try:
             for upto in (1, 2, 3):
+                held = [(name, each, each._version) for name, each in server_tensors(run.server)]
                 self.results += run.rounds(upto)
+                self.written |= {name for name, each, was in held if each._version != was}
                 self.states.append(encode(run.server.state()))
         except Exception as error:
             if behind := _changed(found, traces(self.recorder.worker)):
@@ -258,7 +263,11 @@ def tasks_are_independent(subject: Subject) -> None:
 
 @_checked
 def no_side_effects(subject: Subject) -> None:
-    """Clients undo their changes to folder, threads, layers, classes and images."""
+    """No part of a method changes folder, threads, layers, classes or images for others."""
+    run, before = subject.some.run, process_settings()
+    build_run_method(run.settings, run.federation, type(run.method))
+    behind = _changed(before, process_settings())
+    _require(not behind, f"build changes and does not put back: {', '.join(behind)}")
     behind = subject.some.behind
     _require(not behind, f"clients change and do not put back: {', '.join(behind)}")
 
@@ -316,9 +325,14 @@ def diverged_clients_are_dropped(subject: Subject) -> None:
 
 @_checked
 def messages_are_read_only(subject: Subject) -> None:
-    """A client does not change the content that it received."""
-    changed = subject.some.recorder.changed
+    """A client does not change the content that it received, nor the server half what it sent."""
+    changed, written = subject.some.recorder.changed, sorted(subject.some.written)
     _require(not changed, f"clients changed what they got: {sorted(changed)}")
+    _require(
+        not written,
+        f"the server half changed in place: {', '.join(written)}; assign a new tensor, as clients "
+        f"may still have to read the old one, and a skipped round keeps it",
+    )
 
 
 @_checked
@@ -340,6 +354,13 @@ def settings_survive_yaml(subject: Subject) -> None:
 @_checked
 def seed_determines_run(subject: Subject) -> None:
     """The same seed repeats the run; another seed gives another run."""
+    ends = subject.everyone.recorder.ends
+    fixed = [name for name in ends[0] if len({end[name] for end in ends}) < len(ends)]
+    _require(
+        not fixed,
+        f"some tasks leave {' and '.join(fixed)} global generator in one state: the method seeds "
+        f"it, so clients and rounds draw equal numbers, whatever the seed of the run",
+    )
     first, second, other = subject.some, subject.run(), subject.run({"seed": 1})
     numbers = _numbers(first.results[:3])
     same = numbers == _numbers(second.rounds(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.client import Client
 from feddg_bench.core.loop import RoundResult, federate
 from feddg_bench.core.messages import Reply, Task, decode, encode, leaves
 from feddg_bench.core.method import Method
@@ -24,6 +26,7 @@ from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import load_method
 from feddg_bench.runs.setup import open_server
+from feddg_bench.testing.traces import generators
 
 TOY: Layer = {
     "method": "fedavg",
@@ -173,6 +176,7 @@ class TaskRecorder(SerialExecutor):
         tasks: The tasks in the order in which they ran.
         replies: The reply to each task.
         changed: Read-only parts of tasks that a client changed.
+        ends: States of the global generators at the end of each task.
     """
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
@@ -181,6 +185,17 @@ class TaskRecorder(SerialExecutor):
         self.tasks: list[Task] = []
         self.replies: list[Reply[Any]] = []
         self.changed: set[str] = set()
+        self.ends: list[dict[str, int]] = []
+        state = self.worker.method.state
+        serving = state.serving
+
+        @contextmanager
+        def noting(client: Client) -> Iterator[None]:
+            with serving(client):
+                yield
+                self.ends.append(generators())
+
+        state.serving = noting  # type: ignore[method-assign]  # within the task's streams
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
         """Run the tasks one by one."""

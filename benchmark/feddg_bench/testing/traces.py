@@ -1,18 +1,50 @@
-"""Traces that client work can leave in its process and on the method, where others find them."""
+"""Traces that a method can leave in its process and on itself, where others find them."""
 
 from __future__ import annotations
 
+import random
 import zlib
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddg_bench.core.messages import leaves
 from feddg_bench.core.method import Method
+from feddg_bench.core.server import Server
 from feddg_bench.engine.worker import Worker
+
+
+def process_settings() -> dict[str, Any]:
+    """Return a snapshot of this process's settings by name."""
+    return {
+        "the working folder": Path.cwd(),
+        "the number of threads": torch.get_num_threads(),
+        "PyTorch's default type": torch.get_default_dtype(),
+        "whether PyTorch computes gradients": torch.is_grad_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch.nn.functional": _members(vars(F)),
+    }
+
+
+def generators() -> dict[str, int]:
+    """Return a checksum of the state of each library's global generator."""
+    _, key, place, *_ = np.random.get_state()  # noqa: NPY002 - the generator of legacy code
+    return {
+        "PyTorch's": _content(torch.get_rng_state()),
+        "NumPy's": zlib.crc32(f"{key.tolist()} {place}".encode()),
+        "Python's": zlib.crc32(repr(random.getstate()).encode()),
+    }
+
+
+def server_tensors(server: Server) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor of a server's model, broadcast and memory with its path."""
+    held = {"weights": server.weights, "broadcast": server.broadcast, "memory": server.memory}
+    return ((path, leaf) for path, leaf in leaves(held) if isinstance(leaf, Tensor))
 
 
 def traces(worker: Worker) -> dict[str, Any]:
@@ -22,16 +54,11 @@ def traces(worker: Worker) -> dict[str, Any]:
     """
     method, settings = worker.method, worker.settings
     found: dict[str, Any] = {
-        "the working folder": Path.cwd(),
-        "the number of threads": torch.get_num_threads(),
-        "PyTorch's default type": torch.get_default_dtype(),
-        "whether PyTorch computes gradients": torch.is_grad_enabled(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        **process_settings(),
         "the settings of training": repr(settings.train),
         "the settings of the method": repr(method.settings),
         "the images": _content(worker.bank.images),
         "the labels": _content(worker.bank.labels),
-        "torch.nn.functional": _members(vars(F)),
     }
     for kind in type(method).__mro__:
         if issubclass(kind, Method):
