@@ -36,7 +36,6 @@ from feddg_bench.common.errors import (
 from feddg_bench.common.files import cache_dir, write_whole
 from feddg_bench.config.names import meant
 from feddg_bench.config.reading import known_name, listed, read_names
-from feddg_bench.core.forms import check_uplink
 
 if TYPE_CHECKING:
     from feddg_bench.config.layers import Layer
@@ -198,14 +197,16 @@ def check_declared(method: type[Method]) -> None:
         raise PluginError(
             f"Settings of the method {name} is {settings!r}; expected a subclass of MethodSettings"
         )
-    check_uplink(name, method.uplink)
     if type(method.version) is not int:
         raise PluginError(
             f"version of the method {name} is {method.version!r}; expected a whole number, such as "
             f"1, which is raised when the numbers change"
         )
-    for what in ("downlink", "local", "frozen", "tasks"):
-        value = getattr(method, what)
+    tuples = {what: getattr(method, what) for what in ("downlink", "local", "frozen", "tasks")}
+    for call, sent in method.uplink.items():
+        if not isinstance(sent, Mapping | list):
+            tuples[f"uplink[{call!r}]"] = sent
+    for what, value in tuples.items():
         if not (isinstance(value, tuple) and all(isinstance(each, str) for each in value)):
             raise PluginError(
                 f"{what} of the method {name} is {value!r}; expected a tuple of names, such as "

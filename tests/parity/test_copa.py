@@ -16,10 +16,10 @@ from torch.testing import assert_close
 from feddg_bench.common.streams import torch_stream
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, FederationSettings, TrainSettings
-from feddg_bench.core.batch_norm import batch_norm_state, freeze_batch_norm
 from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
 from feddg_bench.core.server import Server
 from feddg_bench.models.backbones import build_backbone
+from feddg_bench.models.batch_norm import batch_norm_state, freeze_batch_norm
 from feddg_methods.copa import (
     DEVIATIONS,
     BatchInstanceNorm,

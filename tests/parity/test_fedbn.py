@@ -14,10 +14,10 @@ from torch.testing import assert_close
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import FederationSettings, TrainSettings
-from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics
 from feddg_bench.core.messages import LocalUpdate, Reply, decode, encode, nbytes
 from feddg_bench.core.server import Server
 from feddg_bench.engine.executors import ProcessExecutor
+from feddg_bench.models.batch_norm import batch_norm_state, batch_norm_statistics
 from feddg_bench.testing import TaskRecorder, start_toy_run
 from feddg_methods.fedbn import FedBN, FedBNSettings, batch_statistics
 from tests.helpers import bitwise

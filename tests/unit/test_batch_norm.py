@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from feddg_bench.config.schema import BackboneSettings
-from feddg_bench.core.batch_norm import (
+from feddg_bench.models.backbones import Backbone, build_backbone
+from feddg_bench.models.batch_norm import (
     batch_norm_state,
     batch_norm_statistics,
     foldable,
     freeze_batch_norm,
 )
-from feddg_bench.models.backbones import Backbone, build_backbone
 
 
 def random_backbone(name: str, device: str = "cpu") -> Backbone:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from feddg_bench.config.schema import BackboneSettings, Resources
-from feddg_bench.core.batch_norm import foldable, folded, freeze_batch_norm
 from feddg_bench.data.federated import synthetic_federation
 from feddg_bench.engine.construction import build_method
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.models.backbones import Backbone, build_backbone
+from feddg_bench.models.batch_norm import foldable, folded, freeze_batch_norm
 from feddg_bench.models.networks import DepthwiseConv2d, sum_depthwise, weight_gradient
 from feddg_bench.runs.driver import train
 from feddg_bench.runs.request import Request

@@ -13,10 +13,10 @@ from torch import nn
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import BackboneSettings, Resources, RunSettings
-from feddg_bench.core.batch_norm import fold_all, foldable, folded, freeze_batch_norm
 from feddg_bench.data.federated import synthetic_federation
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.models.backbones import Backbone, build_backbone
+from feddg_bench.models.batch_norm import fold_all, foldable, folded, freeze_batch_norm
 from feddg_bench.models.networks import InPlaceReLU6
 from feddg_bench.runs.driver import train as train_run
 from feddg_bench.runs.request import Request

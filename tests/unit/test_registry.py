@@ -195,8 +195,9 @@ HEAD = "from feddg_bench import Method, MethodSettings\n"
             "__init__ that does not take what Method takes (got an unexpected keyword argument",
         ),
         (
-            "    uplink = {'fit': {'weights': 'model', 'secret': 'flot32 2, 2'}}\n",
-            "gives 'secret' the form 'flot32 2, 2', which cannot be read",
+            "    uplink = {'fit': ('weights')}\n",
+            "uplink['fit'] of the method other_methods.one.Mine is 'weights'; expected a tuple of "
+            "names, such as ('weights',)",
         ),
         (
             "    downlink = 'style'\n",

@@ -218,20 +218,6 @@ class OwnFit(Method):
         return LocalUpdate(self.state.federated_weights())
 
 
-class Misspelt(Method):
-    """Declares an unreadable form of something that it never sends."""
-
-    uplink: ClassVar = {"fit": {"weights": "model"}, "secret": {"secret": "flot32 2, 2"}}
-
-
-class Sending(Method):
-    """The same, for its default settings only."""
-
-    @classmethod
-    def sends(cls, _settings):
-        return Misspelt.uplink
-
-
 class Public(Method):
     """Sends the classifier, which was meant to stay with each client."""
 
@@ -300,8 +286,6 @@ BROKEN = [
     ),
     (Replacing, "parameters_stay_in_place", "replaced: "),
     (Random, "seed_determines_run", "the same seed gave other rounds"),
-    (Misspelt, "loss_falls", "'flot32 2, 2', which cannot be read"),
-    (Sending, "loss_falls", "'flot32 2, 2', which cannot be read"),
     (OwnFit, "optimizer_state_persists", "no difference"),
 ]
 

@@ -57,10 +57,15 @@ def torch_stream(
     Layers such as dropout draw from the global generator of their device; inside the block that
     generator starts from the named seed.
     """
+    with _torch_seed(derive_seed(root, *names), device):
+        yield
+
+
+@contextmanager
+def _torch_seed(seed: int, device: torch.device | str) -> Iterator[None]:
     import torch
 
     device = torch.device(device)
-    seed = derive_seed(root, *names)
     generators = [torch.default_generator]
     if device.type != "cpu":
         torch.empty(0, device=device)  # a GPU's generators exist only once it is used
@@ -97,7 +102,7 @@ def global_streams(
     np.random.seed(seed % 2**32)  # noqa: NPY002 - this is the generator that legacy code uses
     random.seed(seed)
     try:
-        with torch_stream(root, *names, device=device):
+        with _torch_seed(seed, device):
             yield
     finally:
         mtrand.set_bit_generator(theirs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from feddg_bench.common.errors import PluginError
 from feddg_bench.common.streams import torch_generator
-from feddg_bench.core.messages import Payload, copied, leaves
+from feddg_bench.core.messages import Payload, copied
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import TrainSettings
@@ -227,10 +226,5 @@ class Client:
             self._sums[name] = (float(np.add.accumulate(terms)[-1]), count + sum(weights))
 
     def metrics(self) -> dict[str, float]:
-        """Return the weighted means of everything logged so far.
-
-        Raises:
-            PluginError: If a name is not a string, or cannot be encoded.
-        """
-        deque(leaves(dict.fromkeys(self._sums)), maxlen=0)
+        """Return the weighted means of everything logged so far."""
         return {name: float(total) / count for name, (total, count) in self._sums.items()}

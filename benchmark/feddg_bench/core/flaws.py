@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -10,8 +11,20 @@ import torch
 from torch import Tensor
 
 from feddg_bench.common.errors import PluginError
-from feddg_bench.core.forms import MODEL, Form
 from feddg_bench.core.messages import leaves
+
+Form = str | Mapping[str, str]
+"""The form that a client's payload must have.
+
+For a dict of model tensors: ``model``, ``model without PREFIX`` or ``model within PREFIX`` (names
+then lack the prefix), with ``part of`` before it if tensors may be missing. Otherwise: the
+`form_of` a number, or of every tensor in the payload, or several forms
+separated by `` | ``. In place of a size, a capital letter stands for a number that all clients
+share, and a small letter for one that is the same throughout one reply. "" allows everything. A
+mapping gives a form to each key of a dict, and all keys must be present.
+"""
+
+_MODEL = re.compile(r"(part of )?model(?: (within|without) (.+))?")
 
 _HUGE = 2.0**64
 """About the square root of the largest float32."""
@@ -97,7 +110,7 @@ def misform(
             return Flaw(name, f"is not a dict of {', '.join(form)}", form=True)
         flaws = (misform(f"{name}.{k}", value[k], form[k], model, sizes) for k in form)
         return next(filter(None, flaws), None)
-    match = MODEL.fullmatch(form)
+    match = _MODEL.fullmatch(form)
     if match is not None:
         part, how, prefix = match.groups()
         if how == "within":
@@ -143,7 +156,8 @@ def nonfinite(payload: Any) -> Flaw | None:
     for name, leaf in leaves(payload):
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return Flaw(name, "is NaN or infinity")
-        if isinstance(leaf, Tensor) and leaf.numel() and _inexact(leaf):
+        inexact = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        if inexact and leaf.numel():
             tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
     if not tensors:
         return None
@@ -163,7 +177,3 @@ def _norms(tensors: Iterable[Tensor], order: float) -> list[float]:
         norms = tuple(norm.double().to(norms[0].device) for norm in norms)
     found: list[float] = torch.stack(norms).tolist()
     return found
-
-
-def _inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()

@@ -8,8 +8,7 @@ the header. Processes exchange this format, and checkpoints store it.
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -107,8 +106,8 @@ def content(value: Any) -> Payload:
     )
 
 
-def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every tensor, number, string, boolean and None of a payload with its path.
+def leaves(payload: Any, name: str = "") -> list[tuple[str, Any]]:
+    """Return every tensor, number, string, boolean and None of a payload with its path.
 
     Raises:
         PluginError: If the payload holds anything that may not be sent.
@@ -116,45 +115,55 @@ def leaves(payload: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     >>> [path for path, _ in leaves({"style": [1.0, 2.0], "count": 3})]
     ['style[0]', 'style[1]', 'count']
     """
+    found: list[tuple[str, Any]] = []
     if isinstance(payload, Mapping):
         for key, item in payload.items():
             if not isinstance(key, str):
                 raise PluginError(f"a message has the key {key!r}; keys of messages are strings")
-            yield from leaves(item, f"{name}.{key}" if name else key)
-    elif isinstance(payload, list):
+            found += leaves(item, f"{name}.{key}" if name else key)
+        return found
+    if isinstance(payload, list):
         for number, item in enumerate(payload):
-            yield from leaves(item, f"{name}[{number}]")
-    else:
-        strange = type(payload).__name__
-        if isinstance(payload, Tensor) and (payload.layout != torch.strided or payload.is_meta):
-            strange = f"tensor of layout {payload.layout} on {payload.device}"
-        elif payload is None or isinstance(payload, Tensor | int | float | str):
-            strange = ""
-        if strange:
-            raise PluginError(
-                f"a message holds a {strange}{name and f' as {name}'}; messages may hold dense "
-                f"tensors, numbers, strings, booleans, None, and lists and dicts of these"
-            )
-        yield name, payload
+            found += leaves(item, f"{name}[{number}]")
+        return found
+    strange = type(payload).__name__
+    if isinstance(payload, Tensor) and (payload.layout != torch.strided or payload.is_meta):
+        strange = f"tensor of layout {payload.layout} on {payload.device}"
+    elif payload is None or isinstance(payload, Tensor | int | float | str):
+        return [(name, payload)]
+    raise PluginError(
+        f"a message holds a {strange}{name and f' as {name}'}; messages may hold dense "
+        f"tensors, numbers, strings, booleans, None, and lists and dicts of these"
+    )
+
+
+def _changed(payload: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a payload with other leaves."""
+    if isinstance(payload, Mapping):
+        return {key: _changed(item, change) for key, item in payload.items()}
+    if isinstance(payload, list):
+        return [_changed(item, change) for item in payload]
+    return change(payload)
 
 
 def plain(payload: Any, own: Set[int] = frozenset()) -> Any:
     """Return a payload as another process would get it: without gradients and NumPy's floats.
 
     Args:
-        payload: Made by client code; parts that may not be sent stay unchanged (see `leaves`).
+        payload: Made by client code, a `LocalUpdate` or the payload itself; parts that may not be
+            sent stay unchanged (see `leaves`).
         own: Addresses of tensors that will change later, and are therefore copied.
     """
-    if isinstance(payload, Tensor):
-        if payload.layout != torch.strided or payload.is_meta:
-            return payload
-        payload = payload.detach()
-        return payload.clone() if payload.data_ptr() in own else payload
-    if isinstance(payload, Mapping):
-        return {key: plain(item, own) for key, item in payload.items()}
-    if isinstance(payload, list):
-        return [plain(item, own) for item in payload]
-    return float(payload) if isinstance(payload, float) else payload
+    if isinstance(payload, LocalUpdate):
+        return LocalUpdate(plain(payload.weights, own), plain(payload.extra, own))
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_meta:
+            leaf = leaf.detach()
+            return leaf.clone() if leaf.data_ptr() in own else leaf
+        return float(leaf) if isinstance(leaf, float) else leaf
+
+    return _changed(payload, change)
 
 
 def nbytes(payload: Any) -> int:
@@ -182,11 +191,11 @@ def _size(leaf: Any) -> int:
 
 def copied(payload: Any, device: torch.device | None = None) -> Any:
     """Return a deep copy of the payload, with its tensors on ``device`` if that is given."""
-    if isinstance(payload, Tensor):
-        return payload.to(device or payload.device, copy=True)
-    if isinstance(payload, Mapping):
-        return {key: copied(item, device) for key, item in payload.items()}
-    return [copied(item, device) for item in payload] if isinstance(payload, list) else payload
+
+    def change(leaf: Any) -> Any:
+        return leaf.to(device or leaf.device, copy=True) if isinstance(leaf, Tensor) else leaf
+
+    return _changed(payload, change)
 
 
 def encode(payload: Any) -> bytes:
@@ -195,10 +204,17 @@ def encode(payload: Any) -> bytes:
     Raises:
         PluginError: If the payload holds anything that may not be sent.
     """
+    leaves(payload)  # raises if anything may not be sent
     tensors: dict[str, Tensor] = {}
-    deque(leaves(payload), maxlen=0)  # raises if anything may not be sent
-    tree = json.dumps(_strip(payload, tensors))
-    return save(tensors, metadata={"tree": tree})
+
+    def strip(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            name = str(len(tensors))
+            tensors[name] = leaf.detach().to("cpu", copy=True).contiguous()
+            return _TENSOR + name
+        return "=" + leaf if isinstance(leaf, str) else leaf
+
+    return save(tensors, metadata={"tree": json.dumps(_changed(payload, strip))})
 
 
 def decode(data: bytes) -> Any:
@@ -223,26 +239,12 @@ def decode_file(path: str) -> Any:
         return _fill(json.loads(file.metadata()["tree"]), tensors)
 
 
-def _strip(payload: Any, tensors: dict[str, Tensor]) -> Any:
-    """Move tensors into ``tensors`` and return the rest as JSON values."""
-    if isinstance(payload, Tensor):
-        name = str(len(tensors))
-        tensors[name] = payload.detach().to("cpu", copy=True).contiguous()
-        return _TENSOR + name
-    if isinstance(payload, str):
-        return "=" + payload
-    if isinstance(payload, list):
-        return [_strip(item, tensors) for item in payload]
-    if isinstance(payload, Mapping):
-        return {key: _strip(item, tensors) for key, item in payload.items()}
-    return payload
-
-
 def _fill(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(tree, str):
-        return tensors[tree.removeprefix(_TENSOR)] if tree.startswith(_TENSOR) else tree[1:]
-    if isinstance(tree, list):
-        return [_fill(item, tensors) for item in tree]
-    if isinstance(tree, dict):
-        return {key: _fill(item, tensors) for key, item in tree.items()}
-    return tree
+    """Return JSON values with tensors in place of their names."""
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, str):
+            return leaf
+        return tensors[leaf.removeprefix(_TENSOR)] if leaf.startswith(_TENSOR) else leaf[1:]
+
+    return _changed(tree, fill)

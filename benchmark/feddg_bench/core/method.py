@@ -15,7 +15,6 @@ from feddg_bench.common.titles import WITHOUT_EFFECT
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
-from feddg_bench.core.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.flaws import check_loss
 from feddg_bench.core.lightning import LightningModule
@@ -23,6 +22,7 @@ from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.state import ModuleState, bare_step
 from feddg_bench.core.tasks import CLASSIFICATION, TASKS, Accepts, Prediction, answer
 from feddg_bench.models.backbones import NETWORK, Backbone, build_backbone
+from feddg_bench.models.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.models.networks import sum_depthwise
 
 PREDICTED = 64

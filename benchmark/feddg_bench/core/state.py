@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,16 +13,6 @@ from torch.optim import optimizer as optimizers
 
 from feddg_bench.core.client import Client
 from feddg_bench.core.messages import Payload, Weights
-
-
-class Trainable(Protocol):
-    """The part of a method's module that `ModuleState` uses."""
-
-    def state_dict(self, *, keep_vars: bool) -> dict[str, Tensor]:
-        """Return the tensors themselves by name."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer of local training."""
 
 
 class ModuleState:
@@ -41,9 +31,7 @@ class ModuleState:
         constant: Name prefixes of state that is the same everywhere and never changes.
     """
 
-    def __init__(
-        self, module: Trainable, *, private: tuple[str, ...], constant: tuple[str, ...]
-    ) -> None:
+    def __init__(self, module: Any, *, private: tuple[str, ...], constant: tuple[str, ...]) -> None:
         self.client: Client | None = None
         self._module = module
         self._optimizers: dict[tuple[bool, ...], torch.optim.Optimizer] = {}

@@ -12,7 +12,6 @@ from feddg_bench.common.streams import global_streams
 from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
 from feddg_bench.config.settle import own_settings, recipe_layers, settle
-from feddg_bench.core.forms import check_uplink
 from feddg_bench.core.method import Method
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.compatibility import ImageFacts, check_fit, is_rgb
@@ -125,7 +124,6 @@ def build_on(
     """
     check_declared(method)
     hyper = own_settings(method.Settings, settings)
-    check_uplink(method.__name__, method.sends(hyper))
     backbone = {
         **settings.backbone.model_dump(mode="json"),
         "channels": images.channels,

@@ -9,8 +9,6 @@ import os
 import resource
 import sys
 import time
-from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,7 +19,6 @@ import torch
 
 from feddg_bench.common.errors import noted
 from feddg_bench.config.schema import RunSettings
-from feddg_bench.core.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
 from feddg_bench.core.client import Client, Received
 from feddg_bench.core.halves import plugin_call
 from feddg_bench.core.lightning import (
@@ -30,16 +27,7 @@ from feddg_bench.core.lightning import (
     MixedPrecision,
     SingleDeviceStrategy,
 )
-from feddg_bench.core.messages import (
-    LocalUpdate,
-    Reply,
-    Task,
-    Weights,
-    content,
-    copied,
-    leaves,
-    plain,
-)
+from feddg_bench.core.messages import Reply, Task, Weights, copied, leaves, plain
 from feddg_bench.core.method import Method
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
@@ -49,6 +37,7 @@ from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.flop import count_flop, peak_flops
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable_functions import use_portable
+from feddg_bench.models.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
 from feddg_bench.protection.guarantee import noised
 from feddg_bench.records.metrics import find_metric
 
@@ -180,10 +169,14 @@ class Worker:
         """
         client = self._client(task)
         value, seconds = self._do(task, client)
+        own = {tensor.data_ptr() for tensor in self.method.state.tensors.values()}
         if not stays:
-            value = self._plain(value)
+            value = plain(value, own)
             value = noised(value, task, self.method, self.settings.privacy, self.settings.seed)
-        return self._reply(client, value, seconds, stays=stays)
+        memory = plain(client.memory, own)
+        leaves(memory)  # raises if anything may not be kept
+        images = len(self.data[task.client])
+        return Reply(task.client, images, value, client.metrics(), memory, seconds)
 
     def _do(self, task: Task, client: Client) -> tuple[Any, dict[str, float]]:
         """Return the value of a task for its client, and `Reply.seconds`."""
@@ -221,7 +214,8 @@ class Worker:
             self._counted.add(task.call)
             with suppress(Exception):  # an error that does not come from counting is raised below
                 counted = self._count(task)
-        return replace(self.run(task), counted=counted)
+        reply = self.run(task)
+        return replace(reply, counted=counted) if counted else reply
 
     def _count(self, task: Task) -> dict[str, float]:
         """Return `Reply.counted`, from a few images of the client.
@@ -256,22 +250,6 @@ class Worker:
             sources=self.spec.federation.sources,
             validation=self.validation.get(task.client),
         )
-
-    def _reply(
-        self, client: Client, value: Any, seconds: Mapping[str, float], *, stays: bool = False
-    ) -> Reply[Any]:
-        client.memory = self._plain(client.memory)
-        for payload in ({} if stays else content(value), client.memory):
-            deque(leaves(payload), maxlen=0)  # raises if anything may not be sent or kept
-        data = self.data[client.name]
-        return Reply(client.name, len(data), value, client.metrics(), client.memory, seconds)
-
-    def _plain(self, value: Any) -> Any:
-        """Return a value as another process would get it (see `plain`)."""
-        if isinstance(value, LocalUpdate):
-            return LocalUpdate(self._plain(value.weights), self._plain(value.extra))
-        own = {tensor.data_ptr() for tensor in self.method.state.tensors.values()}
-        return plain(value, own)
 
     @torch.no_grad()
     def evaluate(self, weights: Weights, index: np.ndarray) -> Predictions:

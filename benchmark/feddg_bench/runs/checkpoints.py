@@ -24,7 +24,6 @@ from feddg_bench.common.errors import DataError, printable
 from feddg_bench.common.files import plain_file, write_whole
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.messages import Payload, decode, encode
-from feddg_bench.core.server import checked_state
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.records.unfinished import BEGINNING, DIGEST
@@ -228,7 +227,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             first = error.errors()[0]
             raise DataError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         rounds = [entry.round for entry in record.rounds]
-        if rounds != list(range(1, checked_state(checkpoint.server).round + 1)):
+        if rounds != list(range(1, checkpoint.server["round"] + 1)):
             raise DataError(f"its record does not end with its round {checkpoint.server['round']}")
     return checkpoint
 

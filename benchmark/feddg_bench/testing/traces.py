@@ -33,10 +33,10 @@ def process_settings() -> dict[str, Any]:
 
 def generators() -> dict[str, int]:
     """Return a checksum of the state of each library's global generator."""
-    _, key, place, *_ = np.random.get_state()  # noqa: NPY002 - the generator of legacy code
+    numpy: Any = np.random.get_state()  # noqa: NPY002 - the generator of legacy code
     return {
         "PyTorch's": _content(torch.get_rng_state()),
-        "NumPy's": zlib.crc32(f"{key.tolist()} {place}".encode()),
+        "NumPy's": zlib.crc32(f"{numpy[1].tolist()} {numpy[2]}".encode()),
         "Python's": zlib.crc32(repr(random.getstate()).encode()),
     }
 
