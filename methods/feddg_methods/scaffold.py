@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.aggregation import watched
 from feddg_bench.core.client import Client
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
-from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
+from feddg_methods.shared.step_lengths import MeasuredSGD
 
 
-class Scaffold(Method):
+class Scaffold(MeasuredSGD):
     """SCAFFOLD (Karimireddy et al., ICML 2020, arXiv 1910.06378, Algorithm 1, option II).
 
     The server keeps a control variate c, every client its own c_k, both initially 0 and in the
@@ -42,26 +41,19 @@ class Scaffold(Method):
     group = "local training"
     tasks = ("classification", "regression")
     title = "SCAFFOLD"
+    measured = "scaffold"
     citation = (
         "Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. "
         "Stich, Ananda Theertha Suresh: SCAFFOLD: Stochastic Controlled Averaging for Federated "
         "Learning, ICML 2020, arXiv 1910.06378"
     )
-    needs: ClassVar = {"train": {"optimizer": "sgd"}}
     uplink: ClassVar = {"fit": {"weights": "model", "control": "part of model"}, "count": ()}
     downlink = ("control",)
     singles = ""
 
     def build(self) -> None:
-        if self.train_settings.optimizer != "sgd":
-            raise SettingsError(
-                f"scaffold reads the mean gradient off the way that plain SGD went, which "
-                f"train.optimizer={self.train_settings.optimizer} does not tell: set "
-                f"train.optimizer=sgd and a learning rate for it"
-            )
+        super().build()
         self.correction: Weights = {}
-        self.entered = 0.0  # sum over steps of the weight with which gradients entered theta
-        self.repeat = 0.0  # how often the momentum buffer holds a gradient: 1 + m + m^2 + ...
 
     # ------------------------------------------------------------------------ client half
 
@@ -75,10 +67,7 @@ class Scaffold(Method):
         kept = client.memory.get("control")
         c_k = {n: kept[n].to(device) if kept else torch.zeros_like(c[n]) for n in c}
         correction = {name: c[name] - c_k[name] for name in c}
-        repeat = client.memory.get("repeat", 0.0)
-        with self.temporarily(correction=correction, entered=0.0, repeat=repeat):
-            update = super().fit(client)
-            entered, repeat = self.entered, self.repeat
+        update, entered = self.fit_measured(client, correction=correction)
         if not entered:  # no batch, no step
             return LocalUpdate(update.weights, {"control": {n: torch.zeros_like(c[n]) for n in c}})
         change = {
@@ -88,17 +77,13 @@ class Scaffold(Method):
             for name in c
         }
         client.memory["control"] = {name: c_k[name] + change[name] for name in c}
-        if client.train.optimizer_state == "persist":
-            client.memory["repeat"] = repeat
         return LocalUpdate(update.weights, {"control": change})
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         for name, theta in self.named_parameters():
             if theta.grad is not None and name in self.correction:
                 theta.grad += self.correction[name]
-        group = optimizer.param_groups[0]
-        self.repeat = 1 + group["momentum"] * self.repeat
-        self.entered += group["lr"] * self.repeat
+        super().on_before_optimizer_step(optimizer)
 
     # ------------------------------------------------------------------------ server half
 

@@ -38,7 +38,11 @@ def test_a_card_on_file_is_for_the_run_that_it_shows():
     assert shipped_card("nobody") is None
 
 
-@pytest.mark.parametrize("method", names("method"))
+UNMEASURED = ("feddyn", "fednova", "fedopt", "qffl")
+"""Methods without runs in the shipped results."""
+
+
+@pytest.mark.parametrize("method", sorted({*names("method")} - {*UNMEASURED}))
 def test_a_card_has_numbers_of_all_folders_of_results_in_one_metric_each(method):
     lines = results_text(method, [ROOT / "results"]).splitlines()[3:]
     assert any("the part of each world" in line for line in lines)
@@ -56,7 +60,8 @@ def test_a_card_says_what_a_difference_compares(tmp_path):
     (mean,) = (x for x in results_text("fedccrl", [ROOT / "results"]).splitlines()
                if "PACS, leave two domains out, recipe desktop:" in x)  # fmt: skip
     assert "accuracy 69.16 ± 0.27 on the unseen domains; difference to FedAvg +3.30 [" in mean
-    assert "No table includes it yet" in results_text("nobody", [ROOT / "results"])
+    for method in ("nobody", *UNMEASURED):
+        assert "No table includes it yet" in results_text(method, [ROOT / "results"])
 
 
 def test_every_paper_has_a_link_that_is_no_search():

@@ -125,6 +125,14 @@ def average_updates(
         names: Trainable parameters; everything else is averaged with the server's shares.
         share: Shares of the trainable parameters.
     """
+    new = mean_model(server, updates, names, share=share)
+    return server_step(server.weights, new, server.federation.server_lr, names)
+
+
+def mean_model(
+    server: Server, updates: Iterable[Reply[LocalUpdate]], names: Sequence[str], *, share: Share
+) -> Weights:
+    """Return the mean of the clients' models; see `average_updates`, whose server step it omits."""
     others = RunningMean()
 
     def trained(reply: Reply[LocalUpdate]) -> tuple[Weights, float]:
@@ -132,8 +140,7 @@ def average_updates(
         return {name: reply.value.weights[name] for name in names}, share(reply)
 
     mean = streaming_mean(map(trained, updates)) | others.mean
-    new = {name: mean[name] for name in server.weights}
-    return server_step(server.weights, new, server.federation.server_lr, names)
+    return {name: mean[name] for name in server.weights}
 
 
 def _without(weights: Weights, names: Sequence[str]) -> Weights:
