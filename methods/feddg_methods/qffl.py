@@ -89,8 +89,9 @@ class QFFL(Method):
             moves = [(w[n].double() - w_k[n].double()).square().sum() for n in self.trainable]
             squared_norm = lipschitz**2 * float(torch.stack(moves).sum())
             h += p * lipschitz_constant(loss, squared_norm, q=q, lipschitz=lipschitz)
-            weighted += p * loss**q
-            return p * loss**q
+            share = float(p * loss**q)
+            weighted += share
+            return share
 
         # -sum_k Delta_k = L (sum_k p_k F_k^q) (mean - w), with shares p_k F_k^q in the mean.
         mean = mean_model(server, updates, self.trainable, share=powered)
@@ -107,7 +108,7 @@ def lipschitz_constant(loss: float, squared_norm: float, *, q: float, lipschitz:
         q: Exponent of the objective.
         lipschitz: L.
     """
-    return q * loss ** (q - 1) * squared_norm + lipschitz * loss**q
+    return float(q * loss ** (q - 1) * squared_norm + lipschitz * loss**q)
 
 
 DEVIATIONS = (
