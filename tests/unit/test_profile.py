@@ -100,7 +100,6 @@ def test_what_is_counted_is_what_is_computed():
         lambda: run.method.training_step((batch, torch.zeros(1).long()), 0).backward()
     )
     assert tally.flop == pytest.approx(step * images)
-    assert tally.peak is not None
 
 
 def test_a_step_that_bears_no_counter_is_not_counted():

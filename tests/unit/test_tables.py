@@ -42,7 +42,7 @@ from feddg_bench.config.keys import run_key
 from feddg_bench.config.layers import merge, nested
 from feddg_bench.plugins import harmless, load_method
 from feddg_bench.records.published import published_number, published_numbers
-from feddg_bench.records.record import RunRecord, TunedRecord
+from feddg_bench.records.record import RunRecord, TimeRecord, TunedRecord
 from feddg_bench.records.rules import RULES, Rule
 from feddg_bench.records.runs import RecordedRun, read_runs
 from feddg_bench.records.statistics import FEWEST
@@ -282,6 +282,24 @@ def test_both_unseen_domains_count_unless_val_chooses_the_round(add: Add, tmp_pa
         found = cells(generic(tmp_path, rule))
         assert float(found["PARDON", "test difference"]["value"]) == pytest.approx(11.5)
         assert not {place for _, place in found if place.startswith("unseen")}
+
+
+def test_compute_is_a_ratio_over_the_reference_and_a_dash_where_a_record_counts_none(
+    add: Add, tmp_path: Path
+) -> None:
+    store = ResultsStore(tmp_path)
+
+    def count(method: str, flop: tuple[float | None, ...]) -> None:
+        for scenario, many in zip(SCENARIOS, flop, strict=True):
+            run = add(method, scenario)
+            store.save(run.model_copy(update={"time": TimeRecord(flop=many)}))
+
+    count("fedavg", (1e12, 2e12, 1e12, 2e12))
+    count("pardon", (4e12, 6e12, 4e12, 6.3e12))
+    count("moon", (1e12, 2e12, 1e12, None))
+    found = cells(generic(tmp_path))
+    text = {row: found[row, "unseen compute"]["text"] for row in ("PARDON", "MOON", "FedAvg")}
+    assert text == {"PARDON": "3.38", "MOON": DASH, "FedAvg": "1.00"}
 
 
 def test_two_scenarios_are_not_enough_for_a_test(add: Add, tmp_path: Path) -> None:

@@ -74,8 +74,7 @@ class Reply(Generic[T]):
         memory: The client's state; it stays with the executor and is never sent to the server.
         seconds: Wall time of the call (``work``) and of loading the weights (``copy``).
         counted: Only for a worker's first task of each call: operations per image (``flop an
-            image``) and operations per second of its device (``peak flops``); see
-            `feddg_bench.engine.flop`.
+            image``); see `feddg_bench.engine.flop`.
         clients: Number of clients that the reply covers: more than one if single replies are
             hidden and the value holds their mean (`feddg_bench.protection`).
     """

@@ -19,7 +19,6 @@ class Tally:
 
     Attributes:
         flop: Operations so far; ``None`` if unknown.
-        peak: Most operations per second of a worker's device; ``None`` before the first reply.
 
     Args:
         flop: Operations to start from.
@@ -27,14 +26,12 @@ class Tally:
 
     def __init__(self, flop: float | None = 0.0) -> None:
         self.flop = flop
-        self.peak: float | None = None
         self._an_image: dict[str, float] = {}
 
     def add(self, task: Task, reply: Reply[Any]) -> None:
         """Add a reply's operations: its images times what one image cost in the counted reply."""
         if reply.counted:
             self._an_image[task.call] = reply.counted["flop an image"]
-            self.peak = reply.counted["peak flops"]
         an_image = self._an_image.get(task.call)
         if self.flop is not None:
             self.flop = None if an_image is None else self.flop + an_image * reply.num_examples

@@ -34,7 +34,7 @@ from feddg_bench.data.augment import to_float
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
 from feddg_bench.engine.construction import build_run_method
-from feddg_bench.engine.flop import count_flop, peak_flops
+from feddg_bench.engine.flop import count_flop
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.models.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
@@ -230,9 +230,7 @@ class Worker:
         if held is not None:  # in proportion: the caller counts by training images
             part = max(1, round(len(held) * len(few) / len(self.data[task.client])))
             client.validation = self._images(held.index[:part].numpy())
-        flop = count_flop(lambda: self._do(task, client))
-        peak = peak_flops(self.device, self.settings.train.precision, self.spec.threads)
-        return {"flop an image": flop / len(few), "peak flops": peak}
+        return {"flop an image": count_flop(lambda: self._do(task, client)) / len(few)}
 
     def _client(self, task: Task) -> Client:
         return Client(

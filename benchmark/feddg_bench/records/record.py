@@ -226,8 +226,10 @@ class TimeRecord(RecordPart):
     seconds: Amount = math.nan  # in total
     peak_memory_mib: Amount = math.nan
     flop: Later[Positive] = None  # floating point operations of all clients' work
-    peak_flops: Later[Positive] = None  # operations per second of a matrix product, all workers
-    share_of_peak: Later[Positive] = None  # `flop` over (seconds of training times `peak_flops`)
+    # Of some earlier records: operations per second of a matrix product, and `flop` over (seconds
+    # of training times this rate). On a busy machine, both are too low, and unequally so.
+    peak_flops: Later[Positive] = None
+    share_of_peak: Later[Positive] = None
 
 
 class TunedRecord(RecordPart):
@@ -467,7 +469,8 @@ class CountedRecord(RunRecord):
 
         ``costs`` are means over rounds, except for ``one_time_cost``: ``local_training_time``
         (seconds that the server waited, per client asked), ``aggregation_time``, ``one_time_cost``
-        (seconds before round 1), ``megabytes_up`` and ``megabytes_down``.
+        (seconds before round 1), ``megabytes_up`` and ``megabytes_down``. ``teraflop`` are all
+        operations of the run except those of evaluation; early records do not count them.
 
         ``usage`` is for display: ``started``, ``seconds`` and ``memory`` (MiB) are for the whole
         run. ``dropped`` lists clients as [round, client, tensor], with 0 before round 1. ``bytes``
@@ -506,7 +509,8 @@ class CountedRecord(RunRecord):
                 "one_time_cost": float(sum(once.seconds.values())),
                 "megabytes_up": up / n / 1e6,
                 "megabytes_down": down / n / 1e6,
-            },
+            }
+            | ({} if self.time.flop is None else {"teraflop": self.time.flop / 1e12}),
             "usage": {
                 "scenario": self.scenario.model_dump(mode="json"),
                 "clients": self.partition.clients,

@@ -154,7 +154,7 @@ class Recorder(Observer):
             finished=_now(),
             seconds=round(self.seconds_before + time.monotonic() - self.began, 3),
             peak_memory_mib=run.executor.peak_memory_mib(),
-            **self._share_of_peak(run.executor.workers),
+            flop=self.tally.flop,
         )
         if "best" in self.keep and best_so_far(record) == result.round:
             save_model(self.store.model(record.key, "best"), run, result.round)
@@ -184,14 +184,6 @@ class Recorder(Observer):
             self.writer.finish(write=True)
         except DataError as error:
             logger.warning("%s", error)
-
-    def _share_of_peak(self, workers: int) -> dict[str, float]:
-        flop, peak = self.tally.flop, self.tally.peak
-        if flop is None or peak is None:
-            return {} if flop is None else {"flop": flop}
-        entries = [self.record.once, *self.record.rounds]
-        most = workers * peak * sum(entry.seconds.get("training", 0.0) for entry in entries)
-        return {"flop": flop, "peak_flops": workers * peak, "share_of_peak": flop / most}
 
     def end(self, run: Run) -> None:
         """Save the record, and remove the checkpoint."""

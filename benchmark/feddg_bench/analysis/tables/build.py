@@ -42,6 +42,7 @@ from feddg_bench.records.statistics import (
     average_ranks,
     best_rows,
     by_seed,
+    by_unit,
     collapsed,
     compare,
     corrected,
@@ -200,7 +201,8 @@ class _Sheet:
         def place(row: Row) -> tuple[bool, float, str]:
             mean = self.mean(row)
             if mean is not None and self.collapsed:
-                mean = float(interquartile_mean(np.array([*self.first[row].values()])))
+                values = np.concatenate([*by_unit(self.first[row]).values()])
+                mean = float(interquartile_mean(values))
             return mean is None, sign * (mean or 0), row.label
 
         return sorted(self.unordered, key=place)
@@ -293,7 +295,8 @@ def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterat
         elif compared:
             entry = _compared(sheet, row, column, keys, curve)
             alike = row is not sheet.reference and part == (sheet.reference or row).part(numbers)
-            yield replace(entry, text=DASH) if alike and kind != "wins" else entry
+            same = alike and kind not in ("wins", "compute")
+            yield replace(entry, text=DASH) if same else entry
         elif kind == "rank":
             rank = ranks[place]
             yield Entry(None) if rank is None else Entry(rank, f"{rank:.1f}", keys=keys)
@@ -341,6 +344,9 @@ def _compared(
     if (reference := sheet.reference) is None:
         why = f"there is no run of {sheet.description.against} to compare with"
         return Entry(None, footnotes=(why,))
+    if column.kind == "compute":
+        ratio = _operations(row, reference, column)
+        return Entry(ratio, DASH if ratio is None else f"{ratio:.2f}", keys=keys)
     if row is reference:
         return Entry(None, REFERENCE, keys=keys)
     kind, digits = column.kind, column.decimals
@@ -373,6 +379,23 @@ def _compared(
     if kind == "detectable":
         return _estimate(Estimate(found.detectable), digits, keys)
     return _estimate(found.difference, digits, keys, signed=True)
+
+
+def _operations(row: Row, reference: Row, column: Column) -> float | None:
+    """Return a row's operations over the reference's; ``None`` if a record does not count them."""
+    mine, theirs = (
+        {
+            (run.dataset, run.protocol, run.scenario, run.seed): run.costs.get("teraflop")
+            for source in column.sources
+            for run in of.runs.get(source.number, ())
+        }
+        for of in (row, reference)
+    )
+    pairs = [(value, theirs[run]) for run, value in mine.items() if run in theirs]
+    known = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
+    if not known or len(known) < len(pairs):
+        return None
+    return math.fsum(ours for ours, _ in known) / math.fsum(other for _, other in known)
 
 
 def _known(row: Row, column: Column) -> Sample:

@@ -108,7 +108,9 @@ _AGAINST = {
     "excess": "at equal id_test: the mean minus the mean predicted for {0} at the row's id_test, "
     "by the slope of {0}'s evaluated rounds on a logit scale, with a 95 % jackknife interval over "
     "units; none if id_test differs by more than over those rounds",
-    "improvement": "P(better): probability that a run is better than a run of {0} in the same unit",
+    "compute": "compute: all operations of a run except those of evaluation, over {0}'s in the "
+    "same scenarios and seeds; a dash where a record does not count them",
+    "improvement": "P(better): probability that a run is better than one of {0} in its unit",
 }
 """Summary that compares with a method -> its definition."""
 _INTERVALS = {

@@ -35,15 +35,16 @@ Summary = Literal[
     "p_value",
     "detectable",
     "excess",
+    "compute",
     "improvement",
 ]
 """Over the columns of a group: the mean; the mean on ``id_test``; the smallest; the interquartile
 mean over scenarios and seeds; the mean rank among rows. Compared with the table's ``against``:
 wins, ties and losses by unit, the mean difference, the p-value of a t-test over units after
 Holm's correction for the rows, the smallest difference that this test detects, the difference at
-equal ``id_test``, and the probability that a run is better."""
+equal ``id_test``, the ratio of operations, and the probability that a run is better."""
 COMPARED: frozenset[str] = frozenset(
-    {"wins", "difference", "p_value", "detectable", "excess", "improvement"}
+    {"wins", "difference", "p_value", "detectable", "excess", "compute", "improvement"}
 )
 """Summaries that compare with a method."""
 
@@ -58,6 +59,7 @@ HEADS: Mapping[Summary, str] = {
     "p_value": "p",
     "detectable": "detects",
     "excess": "at equal id_test",
+    "compute": "compute",
     "improvement": "P(better)",
 }
 """Summary -> default head of its column."""
@@ -71,6 +73,7 @@ COSTS = {
     "local_training_time": "s training a client",
     "aggregation_time": "s aggregation a round",
     "one_time_cost": "s before round 1",
+    "teraflop": "TFLOP a run",
 }
 """Metric of a whole run -> head of its column."""
 

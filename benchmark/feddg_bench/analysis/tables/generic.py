@@ -316,6 +316,8 @@ def _describe(
     ]
     kinds = [kind for kind in kinds if known or kind not in ("id_test", "excess")]
     kinds = [kind for kind in kinds if against or kind not in COMPARED]
+    if not any("teraflop" in run.costs for run in runs):
+        kinds = [kind for kind in kinds if kind != "compute"]
     if len({run.train for run in runs}) < FEWEST:
         kinds = [kind for kind in kinds if kind not in ("detectable", "excess")]
     if len({run.seed for run in runs}) < FEWEST:
