@@ -17,6 +17,7 @@ from feddg_bench.analysis.figures.drawing import (
     Sheet,
     entitle,
     new_figure,
+    truncated,
 )
 from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.analysis.tables.generic import Frame, frames
@@ -145,8 +146,9 @@ def _draw(frame: Frame, curves: Mapping[str, Sequence[Point]], choice: Selection
             i = point.auc
             rows.append((method, point.noise, i.value, i.low, i.high, height, len(point.values)))
     axes.axvline(0.5, color=PALE, linewidth=0.6, zorder=0)
-    axes.set_xlabel("membership AUC from what clients send besides weights; 0.5 is chance")
-    axes.set_ylabel(frame.metric_label(choice.split))
+    what = "membership AUC from data sent besides weights (chance: 0.5)"
+    axes.set_xlabel(truncated(what, axes.get_xlim()[0]))
+    axes.set_ylabel(truncated(frame.metric_label(choice.split), axes.get_ylim()[0]))
     axes.grid()
     handles, labels = axes.get_legend_handles_labels()
     title = f"{frame.title}: utility against leakage"

@@ -68,7 +68,7 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
         "overhead-digits4-ltdo-quick-lambda-0",
         "overhead-digits4-ltdo-quick-lambda-1",
     ]
-    assert done.out.count("a profile takes 3 runs") == 2
+    assert done.out.count("a profile needs 3 runs") == 2
     assert done.out.count("ranks: needs two methods on at least two data sets") == 1
     assert done.out.count("clients: the records hold no two values of K/N") == 1
     records = [RunRecord.parse(path.read_bytes()) for path in Path("runs/runs").glob("*.json")]
@@ -94,10 +94,10 @@ def test_a_figure_that_records_are_not_enough_for_says_what_is_missing(feddg: Ru
     run = ("run", "--scenario", "ip-o-c", "--rounds", "1", *TINY)
     assert feddg(*run).code == 0
     for name, words in {
-        "noise": "it takes 5 seeds of a method on a scenario",
+        "noise": "needs 5 seeds of a method on a scenario",
         "utility": "no method is recorded under two noises",
         "ranks": "needs two methods on at least two data sets",
-        "profiles": "a profile takes 3 runs",
+        "profiles": "a profile needs 3 runs",
         "clients": "no two values of K/N",
     }.items():
         done = feddg("figures", name)

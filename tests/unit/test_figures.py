@@ -165,7 +165,7 @@ def test_a_method_that_lacks_scenarios_is_left_out_by_name(add: Add, tmp_path: P
     picture = convergence(only_frame(tmp_path), EVERYTHING)
     assert {row["series"] for row in numbers(picture)} == {"FedAvg", "MOON"}
     assert picture is not None
-    assert picture.notes == ("FedProx is left out: it has no run of oc-i-p",)
+    assert picture.notes == ("left out (no run of oc-i-p): FedProx",)
 
 
 @pytest.mark.usefixtures("drawing")
@@ -186,7 +186,7 @@ def test_generalisation_sets_the_test_domain_against_the_training_domains(
     assert [float(row["id_test"]) for row in found] == pytest.approx([60, 80])
     assert [float(row["test"]) for row in found] == pytest.approx([30, 55])
     assert picture is not None
-    assert picture.notes == ("MOON is left out: it has no run of ic-p-o, ip-o-c",)
+    assert picture.notes == ("left out (no run of ic-p-o, ip-o-c): MOON",)
     (axes,) = picture.figure.axes
     line = next(line for line in axes.get_lines() if len(line.get_xdata()) == 2)
     odds = np.exp(np.asarray(line.get_xdata(), float))
@@ -313,7 +313,7 @@ def test_curves_against_lambda_keep_other_settings_apart(add: Add, tmp_path: Pat
     assert [(r["lambda"], float(r["mean"])) for r in numbers(large) if r["series"] == "ERM"] == [
         ("all", pytest.approx(90))
     ]
-    assert large.notes == ("MOON is left out: it has 1 point on this axis",)
+    assert large.notes == ("left out (1 point on this axis): MOON",)
     assert float(numbers(small)[-1]["mean"]) == pytest.approx(30)
     apart = [
         run
@@ -396,7 +396,7 @@ def test_profiles_are_shares_of_runs_weighted_by_scenario(add: Add, tmp_path: Pa
     assert (at[20.4], at[39.6], at[40.4], at[59.6]) == (75, 75, 25, 25)
     assert all(float(row["low"]) <= float(row["share"]) <= float(row["high"]) for row in found)
     add("moon", partition={"heterogeneity": 0.5})
-    assert "a profile takes 3 runs" in str(profiles(frames(read_runs(tmp_path))[1], EVERYTHING))
+    assert "a profile needs 3 runs" in str(profiles(frames(read_runs(tmp_path))[1], EVERYTHING))
 
 
 @pytest.mark.usefixtures("drawing")

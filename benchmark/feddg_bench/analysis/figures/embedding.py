@@ -21,6 +21,7 @@ from feddg_bench.analysis.figures.drawing import (
 from feddg_bench.analysis.figures.training import Trained, figure_stem, sample, title_of
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed
+from feddg_bench.common.titles import counted
 from feddg_bench.core.method import Method
 from feddg_bench.plugins import method_title
 
@@ -103,7 +104,7 @@ def tsne_picture(runs: Sequence[Trained], count: int) -> Picture:
     handles = [Line2D([], [], **_by_domain(n)) for n in range(len(names))]
     classes = {label: first.classes[label] for label in sorted(shown)}
     key = ", ".join(f"{label} {name}" for label, name in classes.items() if name != str(label))
-    said = f"t-SNE of features of {len(index)} images that no client holds"
+    said = f"t-SNE of features of {counted(len(index), 'image')} that no client holds"
     entitle(figure, f"{title_of(first)}: {said}", key and f"classes: {key}", handles, names)
     sheet = Sheet(("model", "class", "domain", "x", "y"), tuple(rows))
     return Picture(figure_stem("tsne", runs), figure, sheet)

@@ -15,6 +15,7 @@ import pandas as pd
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
 from feddg_bench.analysis.figures.series import Selection, comparable, measure_series
 from feddg_bench.analysis.tables.generic import Frame
+from feddg_bench.common.titles import counted
 from feddg_bench.records.record import RoundRecord
 from feddg_bench.records.runs import RecordedRun
 
@@ -36,7 +37,8 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
     def numbers(run: RecordedRun) -> dict[str, float]:
         record = run.record()
         e = record.environment
-        places.add(f"{e.device}, workers {e.workers}, threads {e.threads}")
+        used = counted(e.workers, "worker"), counted(e.threads, "thread")
+        places.add(", ".join([e.device, *used]))
         found = {phase: _usual(record.rounds, phase) for phase in PHASES}
         once = sum(record.once.seconds.values())
         return {**found, "total": sum(found.values()), ONCE: once}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
-from feddg_bench.common.titles import domain_title
+from feddg_bench.common.titles import counted, domain_title
 from feddg_bench.data.protocols import TITLES
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def partition_picture(plans: Sequence[Plan], data: RunData, by: By) -> Picture:
     name += "-by_label" if by == "label" else ""
     protocol = TITLES.get(s.protocol, s.protocol)
     title = f"{dataset.title}, {protocol}, scenario {first.scenario.name}, seed {s.seed}"
-    said = f"training images of {n} clients, partition {s.partition.kind}"
+    said = f"training images of {counted(n, 'client')}, partition {s.partition.kind}"
     return heat_maps(file_name(name), f"{title}: {said}", rows, spreads, by)
 
 

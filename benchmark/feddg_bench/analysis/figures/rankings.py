@@ -66,7 +66,7 @@ def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
     if values.empty:
         return None
     if values.groupby("series").size().max() < LEAST:
-        return f"{frame.name}: a profile takes {LEAST} runs of a method"
+        return f"{frame.name}: a profile needs {LEAST} runs of a method"
     thresholds = np.linspace(values.value.min(), values.value.max(), THRESHOLDS)
     parts = []
     for label, part in values.groupby("series"):
@@ -76,12 +76,13 @@ def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
         parts.append(pd.DataFrame({"series": label, **points}))
     curves = pd.concat(parts, ignore_index=True)
     found = means(values, scenarios)
-    said = f"{over(scenarios, frame.scenario_labels(), found)}; rule {choice.rule}"
+    said = f"{over(scenarios, frame.scenario_labels(), found)}; {choice.rounds}"
     if curves.low.notna().any():
         said += "; band: 95 % of a bootstrap over seeds inside each scenario"
     label = frame.metric_label(choice.split)
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}, performance profiles"
     numbers = dict(zip(found.series, found["mean"], strict=True))
+    label = truncated(label, thresholds[0])
     axis = Axis(label, "as a mean over runs", left=thresholds[0])
     figure = draw_curves(curves, axis, "runs that reach it (%)", title, said, numbers)
     columns = ("series", "x", "mean", "low", "high")
@@ -133,8 +134,8 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     p = friedmanchisquare(*table.to_numpy().T).pvalue if len(found) > 2 else math.nan
     figure = new_figure(6.6, 1.1 + 0.2 * len(found))
     _diagram(figure, found, gap if math.isnan(p) or p < LEVEL else math.inf)
-    said = f"average rank over {len(table)} data sets ({', '.join(table.index)}), 1 is best; rule "
-    said += f"{choice.rule}; ranks that differ by less than {gap:.2f} (Nemenyi, 5 %) are joined"
+    said = f"average rank over {len(table)} data sets ({', '.join(table.index)}), 1 is best; "
+    said += f"{choice.rounds}; ranks that differ by less than {gap:.2f} (Nemenyi, 5 %) are joined"
     said += "" if math.isnan(p) else f"; Friedman's test of any difference: p = {p:.2g}"
     if len(table) <= _FEW:
         said += f"\n{len(table)} data sets are few: hardly any difference could be found"
@@ -212,7 +213,7 @@ def noise(runs: Sequence[RecordedRun], choice: Selection) -> Iterator[Picture | 
             copies.setdefault(run.key, []).append(run)
     found = [picture for frame in frames(runs) if (picture := _of_frame(frame, choice, copies))]
     yield from found or (
-        f"noise: it takes {FEWEST_SEEDS} seeds of a method on a scenario, and no records have "
+        f"noise: needs {FEWEST_SEEDS} seeds of a method on a scenario, and no records have "
         f"them; make some: feddg-bench run --seeds 0-{FEWEST_SEEDS - 1}{choice.into}",
     )
 
@@ -274,7 +275,7 @@ def _draw(
         right.plot(_SHOWN, shown, linestyle=LINES[place], label=rule, **style)
         three, five = (shown[_SHOWN.index(n)] for n in _NAMED)
         line = f"{rule}: deviation {spread.text(2)}; "
-        line += f"three seeds show {three:.2f}, five {five:.2f}"
+        line += f"three seeds detect {three:.2f}, five {five:.2f}"
         if gaps:
             line += f"; last bits: {sum(gaps) / len(gaps):.2f} (up to {max(gaps):.2f})"
         if place and deviations[0] > 0:
@@ -291,16 +292,16 @@ def _draw(
     left.set_xlim(-0.5, len(values) - 0.5)
     left.set_ylabel(truncated(frame.metric_label(choice.split), left.get_ylim()[0]))
     right.set_xlabel("seeds of each method")
-    right.set_ylabel("smallest difference shown")
+    right.set_ylabel("detectable difference")
     right.set_ylim(0)
     for n in _NAMED:
         right.axvline(n, color=PALE, linewidth=0.6, zorder=0)
     left.grid(axis="y")
     right.grid(axis="y")
     about = (
-        f"{len(next(iter(values.values())))} seeds; hollow, and last bits: a seed's run that has "
-        "others; a difference is shown if four of five comparisons of two methods as noisy "
-        "as this find it"
+        f"{len(next(iter(values.values())))} seeds; hollow marks and last bits: the same seed, its "
+        "sums rounded differently; right: true difference between two methods with this scatter "
+        "that an unpaired test finds with 80 % power"
     )
     handles, labels = right.get_legend_handles_labels()
     head = f"{frame.title}: noise of {title}, {SPLIT_NAMES[choice.split]}"

@@ -197,7 +197,7 @@ def _swept(
     end, joined = f"at {sweep.letters[varied]} = {names[-1]}", len(names) > 2
     axis = Axis(label, end, tuple(at.values()), names, joined=joined)
     several = over(scenarios, frame.scenario_labels(), points[points.x != FLAT])
-    said = f"{several}; rule {choice.rule}{BAND if points['std'].any() else ''}"
+    said = f"{several}; {choice.rounds}{BAND if points['std'].any() else ''}"
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
     figure = draw_curves(
         points, axis, frame.metric_label(choice.split), title, said,
@@ -251,7 +251,7 @@ def leaderboard(frame: Frame, choice: Selection) -> Picture | None:
     axes.set_ylim(len(points) - 0.4, -0.6)
     axes.grid(axis="both")
     axes.set_xlabel(truncated(frame.metric_label(choice.split), axes.get_xlim()[0]))
-    said = f"{over(scenarios, labels, points)}; rule {choice.rule}"
+    said = f"{over(scenarios, labels, points)}; {choice.rounds}"
     said += "; open marks: single scenarios" if several else ""
     said += "; whiskers: one standard deviation over seeds" if points["std"].any() else ""
     title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"

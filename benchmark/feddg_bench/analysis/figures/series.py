@@ -9,9 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from feddg_bench.analysis.tables.captions import RULE_SENTENCES
 from feddg_bench.analysis.tables.setups import split as split_variants
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import file_name
+from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import composed, read_names
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import method_title, names
@@ -92,6 +94,11 @@ class Selection:
         """The option by which a command records into the first folder; empty by default."""
         return f" --results {self.results[0]}" if self.results[0] != FOLDERS[0] else ""
 
+    @property
+    def rounds(self) -> str:
+        """The rounds that count, in the words of tables."""
+        return RULE_SENTENCES[self.rule].format(metric="key metric")
+
     def value(self, run: RecordedRun) -> dict[float, float]:
         """Return a run's key metric in the round that the rule chooses, at x = 0."""
         value = key_metric(run, run.evaluation(self.rule), self.split)
@@ -152,13 +159,13 @@ def comparable(
         set(there), key=lambda chosen: (kept(chosen) * len(chosen), kept(chosen), sorted(chosen))
     )
     whole = there.map(best.issubset)
-    notes = []
+    out: dict[str, list[str]] = {}
     for name, count in whole.groupby(level="series").sum().items():
         if count < least:
-            have = frozenset().union(*there[name])
-            lacks = ", ".join(sorted(best - have))
-            why = f"it has no run of {lacks}" if lacks else f"it has {count} point on this axis"
-            notes.append(f"{name} is left out: {why}")
+            lacks = ", ".join(sorted(best - frozenset().union(*there[name])))
+            why = f"no run of {lacks}" if lacks else f"{counted(count, 'point')} on this axis"
+            out.setdefault(why, []).append(str(name))
+    notes = [f"left out ({why}): {', '.join(names)}" for why, names in out.items()]
     counts = whole.groupby(level="series").transform("sum")
     index = pd.MultiIndex.from_frame(values[["series", "x"]])
     keep = (whole & (counts >= least)).reindex(index).to_numpy(dtype=bool)
@@ -203,7 +210,7 @@ def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataF
     """Return text on the scenarios and the number of seeds that means are over."""
     counts = sorted(set(points.seeds.map(len))) or [0]
     many = " to ".join(map(str, counts if len(counts) == 1 else (counts[0], counts[-1])))
-    said = f"{many} seed{'' if counts == [1] else 's'}"
+    said = f"{many} seed{'s' * (counts != [1])}"
     if len(scenarios) == 1:
         return f"scenario {labels[next(iter(scenarios))]}, {said}"
     return f"mean over {len(scenarios)} scenarios, {said}"
