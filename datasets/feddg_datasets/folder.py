@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from feddg_bench.common.errors import DataError, printable
-from feddg_bench.common.files import plain_file
 from feddg_bench.config.reading import composed, plain_name
+from feddg_bench.data.dataset import image_status
 from feddg_bench.data.image_folders import (
     ImageFolderDataset,
     entries,
@@ -80,7 +80,9 @@ class Folder(ImageFolderDataset):
         """Names on disk, and a hash to distinguish folders with the same names; reads no image."""
         digest = hashlib.blake2b(digest_size=16)
         for path, file in sorted(self._files.items()):
-            digest.update(os.fsencode(f"{path}\0{plain_file(file).st_size}\n"))
+            status = image_status(file)
+            size = None if status is None else status.st_size
+            digest.update(os.fsencode(f"{path}\0{size}\n"))
         return {"domains": self.domains, "classes": self.classes, "files": (digest.hexdigest(),)}
 
     @cached_property

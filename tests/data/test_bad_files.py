@@ -46,7 +46,7 @@ def refused(root: Path, cache: Path, word: str) -> None:
 @pytest.mark.parametrize("target", ["/nowhere", "9.png", "/dev/zero"])
 def test_links_that_lead_to_no_plain_file(root, tmp_path, target):
     (root / "day/disc/9.png").symlink_to(target)
-    refused(root, tmp_path, "cannot read")
+    refused(root, tmp_path, "a link to nothing|a folder, pipe or device")
 
 
 def test_a_pipe(root, tmp_path):
@@ -128,11 +128,23 @@ def _drawn(path: Path) -> None:
     Image.new("RGB", (9, 9)).save(path, pnginfo=drawn_by_us())
 
 
+def _dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 BAD = {
     "text": (lambda path: path.write_bytes(b"no image"), "cannot identify image file; replace"),
     "pointer": (lambda path: path.write_bytes(POINTER), "run `git lfs pull` in its folder"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "replace it with an intact"),
     "drawn": (_drawn, "feddg-bench drew it: move it out of the data set"),
+    "link": (_dangling, "it is missing, or a link to nothing: restore it, or remove it"),
+    "folder": (_folder, "it is a folder, pipe or device: restore it, or remove it"),
 }
 
 

@@ -454,15 +454,14 @@ class FileDataset(DomainDataset):
     def content(self, index: int) -> str:
         """Return a hash of one file's bytes, 128 hexadecimal digits.
 
-        Raises:
-            DataError: If the file cannot be read.
+        They are 0 if there is no plain file that can be read: decoding says so, for all at once.
         """
         file = self.file(index)
-        plain_file(file)
         try:
+            plain_file(file)
             return hashlib.blake2b(file.read_bytes()).hexdigest()
-        except OSError as error:
-            raise DataError(f"cannot read the image {file}: {error.strerror}") from error
+        except (DataError, OSError):
+            return "0" * 128
 
     def combine(self, contents: Iterable[str]) -> str:
         """Return the fingerprint, given the images' `content` in the order of `records`."""
@@ -476,16 +475,21 @@ class FileDataset(DomainDataset):
         return self.combine(in_threads(self.content, range(len(self.records().paths))))
 
     def stamp(self) -> str:
-        """Return a hash over every file's name, size, times and inode (`file_state`).
-
-        Raises:
-            DataError: If a file is missing, or not a regular file.
-        """
+        """Return a hash over every file's name, size, times and inode (`file_state`)."""
         digest = hashlib.blake2b(digest_size=16)
         for index, path in enumerate(self.records().paths):
-            state = file_state(plain_file(self.file(index)))
+            status = image_status(self.file(index))
+            state = None if status is None else file_state(status)
             digest.update(os.fsencode(f"{path}\0{state}\n"))
         return digest.hexdigest()
+
+
+def image_status(path: Path) -> os.stat_result | None:
+    """Return the status of an image's file; ``None`` if it is no plain file, as decoding says."""
+    try:
+        return plain_file(path)
+    except DataError:
+        return None
 
 
 def decodes_files(dataset: DomainDataset) -> TypeGuard[FileDataset]:
@@ -528,10 +532,10 @@ def read_image(
         exif: Whether to apply the EXIF orientation. For a TIFF, it is always applied.
 
     Raises:
-        UnreadableError: If the file cannot be decoded, or the range of its values is unknown.
-        DataError: If it is no regular file.
+        UnreadableError: If it is no plain file, or cannot be decoded, or the range of its values is
+            unknown.
     """
-    plain_file(path)
+    _check_plain(path)
 
     def decode(source: Path | BytesIO) -> NDArray[np.uint8]:
         with _open(source) as image:
@@ -550,6 +554,12 @@ def read_image(
             if (ended := _with_end(path)) is not None:
                 return decode(ended)
         raise UnreadableError(path, _why(path, error)) from error
+
+
+def _check_plain(path: Path) -> None:
+    if image_status(path) is None:
+        what = "a folder, pipe or device" if path.exists() else "missing, or a link to nothing"
+        raise UnreadableError(path, f"it is {what}: restore it, or remove it from the data set")
 
 
 def drawn_by_us() -> PngInfo:
@@ -673,9 +683,9 @@ def image_facts(path: Path) -> FileFacts:
     """Return the properties of an image file.
 
     Raises:
-        DataError: If it is not an image file.
+        UnreadableError: If it is not an image file.
     """
-    plain_file(path)
+    _check_plain(path)
     try:
         with _open(path) as image:
             side, sixteen = min(image.size), image.mode.startswith("I") or ";16" in str(image.tile)
