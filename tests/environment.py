@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import subprocess
 import sys
 import venv
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -25,16 +28,10 @@ class Environment:
 
     def run(self, *words, code=0):
         """Return the output of a command, or its error where it has to end with another status."""
-        environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        environment |= {
-            "COLUMNS": "80",
-            "FEDDG_CACHE": str(self.place / "cache"),
-            "OMP_NUM_THREADS": "1",
-        }
         done = subprocess.run(
             [self.python, "-m", *map(str, words)],
             cwd=self.place,
-            env=environment,
+            env=self._variables(),
             capture_output=True,
             text=True,
             check=False,
@@ -43,9 +40,37 @@ class Environment:
         assert "Traceback" not in done.stderr, done.stderr
         return done.stderr if code else done.stdout
 
+    def show(self, *words, code=0):
+        """Return what a command shows in a terminal of 80 columns, without colours."""
+        command = [self.python, "-m", *map(str, words)]
+        done, shown = in_terminal(command, self._variables(), self.place)
+        assert (done, "Traceback" in shown) == (code, False), (words, shown)
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n")
+
+    def _variables(self):
+        own = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        cache = str(self.place / "cache")
+        return own | {"COLUMNS": "80", "FEDDG_CACHE": cache, "OMP_NUM_THREADS": "1"}
+
     def install(self, *folders):
         """Install packages as their authors do, without downloads."""
         self.run("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *folders)
+
+
+def in_terminal(command, environment, folder=None):
+    """Return exit status and output, standard error included, of a command in a terminal."""
+    inside, outside = pty.openpty()
+    environment = environment | {"TERM": "xterm"}
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=outside, stderr=outside
+    ) as process:
+        os.close(outside)
+        parts = []
+        with suppress(OSError):  # Linux reports the end of a terminal as an error
+            while part := os.read(inside, 65536):
+                parts.append(part)
+    os.close(inside)
+    return process.returncode, b"".join(parts).decode().replace("\r\n", "\n")
 
 
 def draw_images(root, domains, classes=("circle", "square")):

@@ -12,6 +12,7 @@ from feddg_bench.analysis.sheets import csv_lines
 from feddg_bench.analysis.tables.grid import Grid, text_grid
 from feddg_bench.analysis.tables.setups import usual_settings
 from feddg_bench.analysis.tables.writers import document
+from feddg_bench.common.titles import counted
 from feddg_bench.config.layers import dotted
 from feddg_bench.plugins import dataset_title, method_title
 from feddg_bench.protection.possible import Sent, sent_by
@@ -121,7 +122,7 @@ def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterato
             settings=f"epsilon {epsilon:.6g}, delta {delta:g}",
             numbers=(mean, None, None),
             runs=len(of),
-            text=f"{shown} (delta {delta:g}, N = {clients}, {len(of)} runs)",
+            text=f"{shown} (delta {delta:g}, N = {clients}, {counted(len(of), 'run')})",
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from feddg_bench.common.titles import counted
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, Task, decode, encode, nbytes
 from feddg_bench.core.server import Server
@@ -120,7 +121,7 @@ def driver() -> Iterator[Row]:
     for workers in (1, 8, 64, 512):
         one, many = (f(workers, 512, work, reply) for f in (simulate, tree))
         yield Row(
-            f"a round of 512 clients, {workers} workers, PACS",
+            f"a round of 512 clients, {counted(workers, 'worker')}, PACS",
             f"{one:.1f} s, without the driver's work {512 / workers * work:.1f} s, tree "
             f"{many:.1f} s; {512 * found['mobilenet_v2'].mib / 1024:.1f} GiB to the driver",
         )

@@ -304,7 +304,7 @@ def test_a_store_says_how_its_images_were_decoded(root, tmp_path, caplog):
     Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(path, exif=exif)
     dataset, cache = Folder(root), tmp_path / "cache"
     plain = open_store(dataset, 8, cache)
-    assert "1 images have transparent pixels" in caplog.messages[0]
+    assert "transparent pixels of 1 image were decoded" in caplog.messages[0]
     assert "data.background=white" in caplog.messages[0]
     assert "data.exif=true" in caplog.messages[1]
     caplog.clear()

@@ -82,10 +82,10 @@ def test_a_planned_run_says_each_once(
         request.plan()
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert lines == [
-        "folder: 1 file is not read: 1 .heic; `feddg-bench data check folder` names them",
-        "folder: test domains with fewer than 50 images: y (6), z (9); a single image changes "
+        "data: 1 file is not read: 1 .heic; `feddg-bench data check folder` names them",
+        "data: test domains with fewer than 50 images: y (6), z (9); a single image changes "
         "accuracy by up to 16.7 points",
-        "folder: classes missing from a domain: y has no b; z has no a",
+        "data: classes missing from a domain: y has no b; z has no a",
     ]
     _say_once.cache_clear()
     Request(scenario="ip-o-c").plan()

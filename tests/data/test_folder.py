@@ -221,7 +221,7 @@ def test_folders_inside_class_folders_are_read(made, tmp_path):
     ours = [path for path in dataset.records().paths if path.startswith("rainy-day/")]
     assert len(theirs) == len(ours)
     assert dataset.nested() == (
-        "3 of 113 images lie in folders inside <domain>/<class>/, such as night/bus/batch 1/1.png"
+        "images in folders inside <domain>/<class>/: 3 of 113, such as night/bus/batch 1/1.png"
     )
     assert dataset.skipped() == ""
 

@@ -220,7 +220,7 @@ def test_a_folder_of_ones_own(feddg: Run, tmp_path: Path) -> None:
     assert code == 1  # the same image in both domains
     assert lines[2:4] == ["  sketch: 3 images", "    cat 2, dog 1"]
     for note in (
-        "1 of 5 images lie in folders inside <domain>/<class>/, such as sketch/cat/more/2.png",
+        "images in folders inside <domain>/<class>/: 1 of 5, such as sketch/cat/more/2.png",
         "1 image not read (outside <domain>/<class>/): sketch/loose.png",
         "1 file not read (not the ending of an image format that is read): notes.txt",
     ):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,7 +88,8 @@ def test_the_first_day(tmp_path: Path) -> None:
     # Own images: checked, planned, run and printed under the folder's name.
     assert "clean: no fault was found" in user.run(feddg, "data", "check", "folder", *own[2:])
     assert "3 runs: 3 pending" in narrow(user.run(feddg, "run", *own, *TINY, "--dry-run"))
-    shown = narrow(user.run(feddg, "run", *own, *TINY, "--keep", "last"))
+    shown = narrow(user.show(feddg, "run", *own, *TINY, "--keep", "last"))
+    assert "planning 3 runs on shapes, " in shown
     assert "shapes, leave one domain out" in shown
     assert "Fewer than 20 images in" in shown
 
@@ -95,7 +98,10 @@ def test_the_first_day(tmp_path: Path) -> None:
         user.run(feddg, "methods", "new", f"New-{kind}", "--kind", kind)
     user.run(feddg, "datasets", "new", "New-Images")
     user.install("./new_images", *(f"./new_{kind}" for kind in EXAMPLES))
-    assert re.search(r"\d+ of \d+ checks passed", user.run(feddg, "methods", "check", "new_server"))
+    with ThreadPoolExecutor(2) as pool:
+        names = [f"new_{kind}" for kind in EXAMPLES]
+        for said in pool.map(partial(user.run, feddg, "methods", "check"), names):
+            assert re.search(r"(\d+) of \1 checks passed", said), said
     methods = ",".join(["fedavg", *(f"new_{kind}" for kind in EXAMPLES)])
     compared = narrow(user.run(feddg, "run", "--method", methods, *own, *TINY))
     assert all(f"New-{kind}" in compared for kind in EXAMPLES)

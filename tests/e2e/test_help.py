@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from feddg_bench import cli
 from feddg_bench.cli.help import EXAMPLES
+from tests.environment import in_terminal
 
 Run = Callable[..., Any]
 RARE = ("--readings", "--set ", "--split-csv", "--address", "--wandb-project")
@@ -121,13 +120,17 @@ def test_help_is_the_same_in_a_terminal() -> None:
     words = [sys.executable, "-m", "feddg_bench", "run", "--help"]
     environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
     piped = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    inside, outside = pty.openpty()
-    with subprocess.Popen(words, env=environment, stdout=outside, stderr=outside) as process:
-        os.close(outside)
-        parts = []
-        with suppress(OSError):  # Linux reports the end of a terminal as an error
-            while part := os.read(inside, 65536):
-                parts.append(part)
-        assert process.wait() == 0
-    os.close(inside)
-    assert b"".join(parts).decode().replace("\r\n", "\n") == piped.stdout
+    assert in_terminal(words, environment) == (0, piped.stdout)
+
+
+def test_messages_are_wrapped_in_a_terminal_and_lines_of_a_log() -> None:
+    words = [sys.executable, "-m", "feddg_bench", "run", "--data-root", "/no/folder-of-that-name"]
+    words += ["--dataset", "folder", "--scenario", "a", "--recipe", "quick", "--rounds", "1"]
+    environment = os.environ | {"COLUMNS": "60"}
+    piped = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert piped.stderr.count("\n") == 1
+    code, shown = in_terminal(words, environment)
+    assert code == piped.returncode == 2
+    assert max(map(len, shown.splitlines())) <= 60
+    assert " ".join(shown.split()) == piped.stderr.strip()
+    assert "/no/folder-of-that-name" in shown

@@ -31,7 +31,7 @@ def test_default_file_filter_and_figures(feddg: Run, tmp_path: Path) -> None:
     (tmp_path / "runs" / "figures" / "two.png").write_bytes(bytes(2_000_000))
     done = feddg()
     assert done.code == 0, done.err
-    assert "Wrote runs/report.html (40 runs, 3 tables, 2 figures; 2." in done.out
+    assert "Wrote runs/report.html (40 runs, 3 tables, 2 figures, 2," in done.out
     first = (tmp_path / "runs" / "report.html").read_bytes()
     assert feddg("--out", "again.html").code == 0
     assert (tmp_path / "again.html").read_bytes() == first

@@ -171,7 +171,7 @@ def test_two_processes_ctrl_c_and_going_on(feddg: Run, tmp_path: Path) -> None:
     assert ended(process) == 130, log.read_text()
     errors = log.read_text()
     assert "Traceback" not in errors
-    assert "Stopped. Run the same command again to continue.\n0 of 2 runs are finished." in errors
+    assert "Stopped. Run the same command again to continue.\n0 of 2 runs finished." in errors
     done = feddg(*command, 1)
     assert done.code == 0, done.err
     assert "resuming after round" in done.err
@@ -226,7 +226,7 @@ def test_a_dry_run_names_the_holder_of_a_run(feddg: Run, tmp_path: Path) -> None
         rf"  held by process {os.getpid()} of machine .+ since [-: 0-9]+UTC", holder
     )
     assert facts.endswith("2 runs: 2 pending")
-    assert estimate == "no estimate: runs/ has no run of FedAvg on this data and recipe"
+    assert estimate == "no estimate: runs/ has no run of FedAvg in this setup"
 
 
 @pytest.mark.parametrize("options", [(), ("--engine", "slurm")])

@@ -352,13 +352,13 @@ def test_a_single_training_domain_is_said(
     root = fabricate("folder", tmp_path / "data")
     where = Resources(data_root=root if dataset == "folder" else None)
     say_cautions(Request(dataset=dataset, protocol=protocol, resources=where).plan(check=False))
-    said = [text for text in caplog.messages if "trains on one domain" in text]
+    said = [text for text in caplog.messages if "on a single domain" in text]
     assert said == (
         []
         if advice is None
         else [
-            "scenario Day_Light-night-rainy_day and 2 more trains on one domain, which is not "
-            f"domain generalisation from several: {advice}"
+            "3 scenarios, such as Day_Light-night-rainy_day, train on a single domain, which is "
+            f"not domain generalisation from several: {advice}"
         ]
     )
 

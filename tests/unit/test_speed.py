@@ -8,13 +8,16 @@ import pytest
 
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.request import Datasets
-from feddg_bench.runs.speed import Work, forecast
+from feddg_bench.runs.speed import Kind, Work, forecast
 from feddg_bench.sweeps.jobs import jobs, titles
 from tests import fabricate_records as fabricate
 
 
-def work(method: str = "fedavg", rounds: int = 6, clients: int = 5, epochs: int = 2) -> Work:
-    return Work(method, "digits4", "quick", rounds, clients, epochs)
+def work(
+    method: str = "fedavg", rounds: int = 6, clients: int = 5, epochs: int = 2, size: int = 224
+) -> Work:
+    kind = Kind(method, "digits4", None, "quick", "resnet50", size)
+    return Work(kind, rounds, clients, epochs)
 
 
 @pytest.fixture
@@ -49,7 +52,11 @@ def test_there_is_no_estimate_without_a_run_of_each_method(results: Path) -> Non
     first, said = forecast([work(), one], results)
     assert first == "2 pending runs: 31 local trainings"
     assert said.startswith("no estimate: ")
-    assert said.endswith("/ has no run of PARDON on this data and recipe")
+    assert said.endswith("/ has no run of PARDON in this setup")
+    _, said = forecast([work(name) for name in ("moon", "fedsr", "pardon", "fpl", "moon")], results)
+    assert said.endswith("/ has no run of MOON, FedSR, PARDON and 1 more in this setup")
+    _, said = forecast([work(), work(size=448)], results)  # larger images take longer
+    assert said.endswith("/ has no run of FedAvg in this setup")
     first, _ = forecast([one], results / "none")
     assert first == "1 pending run: 1 local training (1 round x 1 client each)"
 

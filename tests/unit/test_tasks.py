@@ -600,7 +600,7 @@ LANDSAT = ("run", "--dataset", "landsat", "--protocol", "ltdo", "--workers", "1"
 def test_a_regression_through_the_command(feddg):
     code, out, err = feddg(*LANDSAT, "--scenario", "a-b-g", "--seeds", "0,1")
     assert code == 0, err
-    assert re.search(r"round 2/2  val -?\d\.\d\d test -?\d\.\d\d", err)
+    assert re.search(r"round 2/2, \d+ s left  val -?\d\.\d\d test -?\d\.\d\d", err)
     assert out.splitlines()[0].strip() == "FedAvg on Landsat, leave two domains out: worst group"
     record, *_ = ResultsStore(Path("runs"))
     assert (record.task, record.metric.name) == ("regression", "worst_group")
@@ -644,8 +644,8 @@ def test_all_means_the_methods_that_suit_the_data_set(feddg, caplog):
         f"{name} is left out: {name} cannot learn a regression such as landsat"
         for name in sorted(set(names("method")) - set(ABLE))
     ] + [
-        "scenario a-b-g trains on one domain, which is not domain generalisation from several: "
-        "use --protocol lodo"
+        "scenario a-b-g trains on a single domain, which is not domain generalisation from "
+        "several: use --protocol lodo"
     ]
 
 

@@ -160,7 +160,7 @@ def test_each_method_is_tuned_with_the_settings_that_it_has(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"seeds": "100,3"}, "seed 3 is that of 1 runs"),
+        ({"seeds": "100,3"}, "seed 3 is that of 1 run "),
         ({"protocol": "ltdo,lodo"}, "one protocol"),
         ({"scenario": "all"}, "one scenario"),
         ({"settings": {"data.id_val_fraction": 0.0}}, "holds out none"),
@@ -537,7 +537,7 @@ def test_a_run_says_what_else_its_tuning_was_given(tmp_path: Path) -> None:
     assert plan.tuned.given == ["federation.rounds=3", "train.batch_size=8"]
     assert (
         plan.tuned.words
-        == "1 trials of one seed on ip-o-c with federation.rounds=3, train.batch_size=8"
+        == "1 trial of one seed on ip-o-c with federation.rounds=3, train.batch_size=8"
     )
     same: dict[str, Any] = {"federation": {"rounds": 3}}
     (plan,) = asked(tmp_path, method="fedavg", tuned=True, settings=same).plan(check=False)

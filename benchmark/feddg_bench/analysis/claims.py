@@ -32,6 +32,7 @@ from feddg_bench.analysis.tables.grid import Entry, Grid, text_grid
 from feddg_bench.analysis.tables.rows import Row, make_rows
 from feddg_bench.analysis.tables.setups import departures, own_choices
 from feddg_bench.analysis.tables.writers import document
+from feddg_bench.common.titles import counted
 from feddg_bench.plugins import dataset_title
 from feddg_bench.records.differences import varying
 from feddg_bench.records.runs import RecordedRun
@@ -328,8 +329,7 @@ def tally(found: Sequence[PaperClaim]) -> str:
         )
     )
     silent = len(found) - verdicts.total()
-    claims_found = "1 claim" if len(found) == 1 else f"{len(found)} claims"
-    return f"{claims_found} of papers: {told}, {silent} without runs"
+    return f"{counted(len(found), 'claim')} of papers: {told}, {silent} without runs"
 
 
 def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:

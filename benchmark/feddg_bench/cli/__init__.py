@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import io
+import logging
 import os
 import re
 import resource
@@ -27,11 +28,11 @@ from feddg_bench.common.errors import (
     FeddgError,
     RunInterruptedError,
     SettingsError,
-    printable,
     told,
     unknown,
 )
 from feddg_bench.common.files import kept_here
+from feddg_bench.common.notices import Notices, tell
 from feddg_bench.common.startup import SWITCH
 from feddg_bench.config.names import meant
 from feddg_bench.extensions import extensions
@@ -157,6 +158,7 @@ def main() -> None:
     # Child processes of a notebook inherit its backend, which may not be installed here. Figures
     # are drawn without one, but Matplotlib refuses to be imported.
     os.environ.pop("MPLBACKEND", None)
+    logging.lastResort = Notices(logging.WARNING)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may know only ASCII
             stream.reconfigure(errors="replace")
@@ -168,7 +170,7 @@ def main() -> None:
             print(error, file=sys.stderr)
         else:
             text = told(error) if isinstance(error, FeddgError) else _wrong_usage(error)
-            print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)
+            tell(f"feddg-bench: error: {text}")
         sys.exit(2)
     except RunInterruptedError as stop:
         print("feddg-bench: stopped", file=sys.stderr)
@@ -181,11 +183,10 @@ def main() -> None:
         library = not isinstance(error, ImportError) or "map segment" in str(error)
         if limit == resource.RLIM_INFINITY or not library:
             raise
-        print(
+        tell(
             f"feddg-bench: error: memory ran out within the limit of the address space, "
             f"{limit / 2**30:.1f} GiB: PyTorch needs about 6; raise it (ulimit -v unlimited, or "
-            f"the batch system's limit of virtual memory)",
-            file=sys.stderr,
+            f"the batch system's limit of virtual memory)"
         )
         sys.exit(2)
     except OSError as error:
@@ -195,7 +196,7 @@ def main() -> None:
         text = f"cannot use {where}{error.strerror}; mend that or name another place"
         if error.errno == errno.EMFILE:
             text = "too many open files: raise the limit, such as by ulimit -n 1024"
-        print(f"feddg-bench: error: {printable(text)}", file=sys.stderr)
+        tell(f"feddg-bench: error: {text}")
         sys.exit(2)
 
 

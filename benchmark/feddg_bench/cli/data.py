@@ -31,6 +31,7 @@ from feddg_bench.common.errors import (
 )
 from feddg_bench.common.files import absolute, replacing
 from feddg_bench.common.terminal import Display, say, terminal, text, text_table
+from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import known_name
 from feddg_bench.config.schema import DataSettings
 from feddg_bench.config.settle import recipe_layers, settle
@@ -173,7 +174,7 @@ def sign_command(
     with _progress(f"signing {dataset}") as bar:
         signatures = sign(opened, bar.show)
     save_signatures(path, signatures, dataset)
-    say(f"{path}: {len(signatures.names):,} images, {path.stat().st_size:,} bytes")
+    say(f"{path}: {counted(len(signatures.names), 'image')}, {path.stat().st_size:,} bytes")
 
 
 def _examined(opened: DomainDataset, split_csv: Path | None = None, **how: Any) -> Diagnosis:
@@ -192,14 +193,14 @@ WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 def _report(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the diagnosis as human-readable lines."""
     where = f" in {diagnosis.folder}" if diagnosis.folder else ""
-    yield f"{diagnosis.title}{where}: {diagnosis.images:,} images"
+    yield f"{diagnosis.title}{where}: {counted(diagnosis.images, 'image')}"
     if diagnosis.layout:
         yield f"layout: {diagnosis.layout}"
     for domain, classes in diagnosis.counts.items():
         wanted = diagnosis.published.get(domain)
         total = sum(classes.values())
         published = "" if wanted is None else f" of {sum(wanted.values()):,} published"
-        yield f"  {domain}: {total:,} images{published}"
+        yield f"  {domain}: {counted(total, 'image')}{published}"
         if wanted is None and len(classes) > 1:
             counts = ", ".join(f"{name} {count:,}" for name, count in classes.items())
             indents: Any = {"initial_indent": INDENT, "subsequent_indent": INDENT}
@@ -207,22 +208,26 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.fingerprint:
         yield f"contents: {diagnosis.fingerprint}"
     for finding in diagnosis.findings:
-        yield f"{'fault' if diagnosis.own else 'differs'}: {finding.text}"
+        yield _folded(f"{'fault' if diagnosis.own else 'differs'}: {finding.text}")
     for note in diagnosis.notes:
-        yield from textwrap.wrap(f"note: {note}", 80, subsequent_indent=INDENT, **WHOLE)
+        yield _folded(f"note: {note}")
     if diagnosis.compared:
-        yield f"compared with the published data set: {'; '.join(diagnosis.compared)}"
+        yield _folded(f"compared with the published data set: {'; '.join(diagnosis.compared)}")
     elif not diagnosis.own:
         yield "no reference is available for this data set"
     if diagnosis.own:
         faults = len(diagnosis.findings)
-        yield f"{faults} fault{'s' * (faults > 1)}" if faults else "clean: no fault was found"
+        yield counted(faults, "fault") if faults else "clean: no fault was found"
     elif not diagnosis.findings:
         yield "clean: nothing differs" + ("; results compare" if diagnosis.compared else "")
     elif diagnosis.comparable:
         yield "results stay comparable"
     else:
         yield "results on this copy do not compare with those on the published data set"
+
+
+def _folded(text: str) -> str:
+    return textwrap.fill(text, 80, subsequent_indent=INDENT, **WHOLE)
 
 
 @data_app.command("prepare")
@@ -237,7 +242,7 @@ def prepare_command(
     data_root: DataRoot = None,
     cache_dir: CacheDir = None,
     processes: Annotated[
-        int, typer.Option(min=0, help="Processes that decode; 0 is one a core, for many images.")
+        int, typer.Option(min=0, help="Processes that decode; 0: one per core, for many images.")
     ] = 0,
 ) -> None:
     """Decode a data set now. If stopped or killed, the same command resumes."""
@@ -262,8 +267,8 @@ def prepare_command(
         done = f"decoded in {seconds:.0f} s" if bar.told else "decoded already"
         gib = store.images.nbytes / 2**30
         say(
-            f"{dataset} at {pixels} px: {len(store.images):,} images, {gib:.2f} GiB, {done}: "
-            f"{store.images.filename}"
+            f"{dataset} at {pixels} px: {counted(len(store.images), 'image')}, {gib:.2f} GiB, "
+            f"{done}: {store.images.filename}"
         )
 
 

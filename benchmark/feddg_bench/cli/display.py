@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 
 from feddg_bench.analysis.tables.grid import Grid
 from feddg_bench.common.terminal import Display, duration, terminal, text, text_table
+from feddg_bench.common.titles import counted
 from feddg_bench.plugins import method_title
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import split_metric
@@ -50,7 +51,7 @@ class ConsoleReport(Display, Observer):
                 self.progress.remove_task(self.decoded)
                 self.decoded = None
         elif done == total:
-            self.say(f"decoded {total} images")
+            self.say(f"decoded {counted(total, 'image')}")
 
     def already(self, plan: Plan, record: RunRecord) -> None:
         """Say that a run is not repeated, because it is recorded."""
@@ -76,7 +77,7 @@ class ConsoleReport(Display, Observer):
         if done is not None:
             self.say(f"{self._title(plan)}: resuming after round {done}")
         elif not self.console.is_terminal:
-            self.say(f"{self._title(plan)}: {rounds} rounds, {plan.key}")
+            self.say(f"{self._title(plan)}: {counted(rounds, 'round')}, {plan.key}")
 
     def round(self, run: Run, result: RoundResult) -> None:
         """Show the progress after a round."""
@@ -85,7 +86,7 @@ class ConsoleReport(Display, Observer):
         plan, ledger = run.plan, result.ledger
         spent = sum(s for phase, s in ledger.seconds.items() if phase != "evaluation")
         facts = [f"{run.images(result) / max(spent, 1e-9):.0f} images/s"]
-        facts.append(f"{len(result.cohort)} clients")
+        facts.append(counted(len(result.cohort), "client"))
         loss = ledger.means().get("loss")
         if loss is not None:
             facts.insert(0, f"loss {loss:.3f}")
@@ -105,19 +106,26 @@ class ConsoleReport(Display, Observer):
                 f"its {dropped['tensor']} {dropped['reason']}"
             )
         if self.console.is_terminal and self.task is not None:
-            shown = ""
-            for fact in facts:
-                longer = f"{shown}  {fact}".strip()
-                shown = longer if len(longer) <= self.room else shown
+            shown = _fitting(facts, self.room)
             self.progress.update(self.task, completed=result.round, facts=shown)
         elif result.evaluation is not None:
             rounds = plan.settings.federation.rounds
             each = (time.monotonic() - self.started) / (result.round - self.done)
-            facts.append(f"{duration(each * (rounds - result.round))} left")
-            self.say(f"{self._title(plan)}: round {result.round}/{rounds}  {'  '.join(facts)}")
+            left = duration(each * (rounds - result.round))
+            line = f"{self._title(plan)}: round {result.round}/{rounds}, {left} left  "
+            self.say(line + _fitting(facts, self.console.width - len(line)))
 
     def _title(self, plan: Plan) -> str:
         return f"[{self.number}/{self.total}] {plan.title}"
+
+
+def _fitting(facts: Sequence[str], room: int) -> str:
+    """Return the facts, first the most important, that fit into some columns."""
+    shown = ""
+    for fact in facts:
+        longer = f"{shown}  {fact}".strip()
+        shown = longer if len(longer) <= room else shown
+    return shown
 
 
 def print_grid(grid: Grid, head: str) -> None:
@@ -166,7 +174,7 @@ def draw_profile(measured: Profile) -> RichTable:
         ("a round, all", f"{sum(p.round.values()):.3f}", "s"),
         ("a client", f"{1000 * p.client:.1f}", "ms"),
         None,
-        ("clients a round", str(p.clients), f"{p.images} images"),
+        ("clients a round", str(p.clients), counted(p.images, "image")),
         ("local training", f"{p.images_per_second:.0f}", "images/s"),
         ("up a round", f"{p.bytes_up / 1e6:.3f}", "MB"),
         ("down a round", f"{p.bytes_down / 1e6:.3f}", "MB"),
@@ -211,7 +219,8 @@ def draw_overheads(measured: Sequence[Profile]) -> RichTable:
         f"seconds a round on {first.device}, {first.precision}",
         ("method", *numbers),
         rows,
-        caption=f"{first.clients} clients a round, medians of {first.rounds} rounds; "
+        caption=f"{counted(first.clients, 'client')} a round, medians of "
+        f"{counted(first.rounds, 'round')}; "
         "x bare: training over forward, backward and step of plain training alone",
         right=numbers,
         whole=("method",),
@@ -249,7 +258,7 @@ class Board(Display):
     def decoding(self, done: int, total: int) -> None:
         """Say when all images are decoded."""
         if done == total:
-            self.say(f"decoded {total} images")
+            self.say(f"decoded {counted(total, 'image')}")
 
     def tell(self, event: str, key: str, *facts: object) -> None:
         """Show what a worker reported: ``begin``, ``round``, ``say``, ``end`` or ``failed``."""

@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from feddg_bench.cli.help import DATA, OUTPUT, SETUP, WHAT, WHERE, option
-from feddg_bench.common.errors import in_a_line, printable
+from feddg_bench.common.errors import in_a_line
+from feddg_bench.common.notices import tell
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import Resources
 from feddg_bench.plugins import names, plugin_name
@@ -362,8 +363,7 @@ def each_usable(kind: str, make: Callable[[str], T]) -> Iterator[T]:
         try:
             yield make(name)
         except Exception as error:
-            message = f"feddg-bench: the {kind} {name} is left out: {in_a_line(error)}"
-            print(printable(message), file=sys.stderr)
+            tell(f"feddg-bench: the {kind} {name} is left out: {in_a_line(error)}")
 
 
 def print_json(value: Any) -> None:

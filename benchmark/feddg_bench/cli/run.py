@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,10 +20,12 @@ from feddg_bench.cli.options import (
     print_json,
     stopped,
 )
-from feddg_bench.common.errors import RunInterruptedError, SettingsError, printable
+from feddg_bench.common.errors import RunInterruptedError, SettingsError
 from feddg_bench.common.files import from_here
+from feddg_bench.common.notices import tell
 from feddg_bench.common.parallel import prepare_processes
 from feddg_bench.common.terminal import say, terminal
+from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
 from feddg_bench.plugins import dataset_title, method_title
@@ -72,19 +73,18 @@ class RunCommand(Recording, Experiment):
         datasets = Datasets(resources.data_root)
         count = len(request.drafts(datasets)) * len(read_seeds(request.seeds))
         if not self.json_:
-            runs = "1 run" if count == 1 else f"{count} runs"
+            dataset = datasets.open(request.dataset)
             recipe = ""
             if request.recipe is None:
-                name = datasets.open(request.dataset).default_recipe
-                recipe = f", default recipe {name} (change with --recipe)"
-            where = dataset_title(request.dataset)
-            _say(f"planning {runs} on {where}{recipe}")
+                recipe = f", default recipe {dataset.default_recipe} (change with --recipe)"
+            where = dataset_title(request.dataset, dataset.label)
+            tell(f"planning {counted(count, 'run')} on {where}{recipe}")
             if not self.dry_run:
-                _say("loading PyTorch takes some seconds")
+                tell("loading PyTorch takes some seconds")
         plans = request.plan(datasets, check=False)
         if self.dry_run:
             if left := check_without_download(request.to_do(plans, wanted, again=self.again)):
-                _say(f"feddg-bench: not checked: {left}")
+                tell(f"feddg-bench: not checked: {left}")
             _list(plans, resources, wanted, verbose=self.verbose, as_json=self.json_)
         else:
             to_do = request.to_do(plans, wanted, again=self.again)
@@ -95,8 +95,9 @@ class RunCommand(Recording, Experiment):
             if not self.json_:
                 from feddg_bench.runs.outlook import outlook
 
+                console = terminal(stderr=True)
                 for line in outlook(to_do, resources):
-                    _say(line)
+                    console.print(line, highlight=False)
             _run_all(plans, resources, keep=wanted, again=self.again, as_json=self.json_)
 
 
@@ -188,10 +189,9 @@ def _list(
         for state in ("done", "begun", "pending")
         if state in states
     )
-    runs = f"{len(plans)} run{'s' * (len(plans) > 1)}"
-    lines.append(f"{runs}: {counts} in {from_here(resources.results)}")
+    lines.append(f"{counted(len(plans), 'run')}: {counts} in {from_here(resources.results)}")
     pending = [
-        Work.of(plan.settings, plan.recipe)
+        Work.of(plan.settings, plan.recipe, plan.dataset.label)
         for plan, state in zip(plans, states, strict=True)
         if state != "done"
     ]
@@ -202,7 +202,7 @@ def _list(
         try:
             find_devices(resources.device)
         except SettingsError as error:  # the runs may be meant for another machine
-            _say(f"feddg-bench: these runs cannot start on this machine: {error}")
+            tell(f"feddg-bench: these runs cannot start on this machine: {error}")
 
 
 def _run_all(
@@ -245,11 +245,11 @@ def _run_all(
         if resources.wandb != "off":
             where += f" --wandb {resources.wandb} --wandb-project {resources.wandb_project}"
         if again:
-            _say("Stopped. The same command continues this run, and repeats the others again.")
+            tell("Stopped. The same command continues this run, and repeats the others again.")
         else:
-            _say(stopped())
+            tell(stopped())
             if store.checkpoint(key).exists():
-                _say(f"This run alone: feddg-bench resume {key}{where}")
+                tell(f"This run alone: feddg-bench resume {key}{where}")
         raise typer.Exit(128 + stop.signal_number) from stop
     protocols: dict[str, dict[str, list[RunRecord]]] = {}
     for record in records:
@@ -288,10 +288,6 @@ def _run_all(
             f"  {r.key}  {method_title(r.method)} {r.scenario.name} seed {r.seed}" for r in records
         ]
         console.print("\n".join([f"Models: {words}", *lines]), highlight=False, soft_wrap=True)
-
-
-def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

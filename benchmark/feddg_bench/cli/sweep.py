@@ -15,8 +15,9 @@ import typer
 
 from feddg_bench.cli.help import OUTPUT, SETUP, WHERE, option
 from feddg_bench.cli.options import Machine, Names, Recording, command, stopped
-from feddg_bench.common.errors import FeddgError, RunInterruptedError, SettingsError, printable
+from feddg_bench.common.errors import FeddgError, RunInterruptedError, SettingsError
 from feddg_bench.common.files import from_here
+from feddg_bench.common.notices import tell
 from feddg_bench.common.parallel import cores
 from feddg_bench.common.terminal import say, terminal, text_table
 from feddg_bench.common.titles import counted
@@ -172,7 +173,7 @@ def _check(search: Search, datasets: Datasets, results: Path) -> None:
                 raise SettingsError(f"{plan.title} would fail: {error}") from error
         raise
     if left:
-        print(printable(f"feddg-bench: not checked: {left}"), file=sys.stderr)
+        tell(f"feddg-bench: not checked: {left}")
 
 
 def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_failed: bool) -> bool:
@@ -182,7 +183,7 @@ def finish(search: Search, datasets: Datasets, resources: Resources, *, retry_fa
     except RunInterruptedError as stop:
         over, total = _finished(search, resources.results)
         print(
-            f"{stopped('--retry-failed')}\n{len(over)} of {total} runs are finished.",
+            f"{stopped('--retry-failed')}\n{len(over)} of {counted(total, 'run')} finished.",
             file=sys.stderr,
         )
         raise typer.Exit(128 + stop.signal_number) from stop
@@ -273,7 +274,7 @@ def _submit(
     over, total = _finished(search, resources.results)
     ids = submit(executor, Copy(search, shared(resources)), min(slurm.jobs, total - len(over)))
     say(
-        f"{len(over)} of {total} runs are finished; {len(ids)} job{'s' * (len(ids) != 1)} for the "
+        f"{len(over)} of {counted(total, 'run')} finished; {counted(len(ids), 'job')} for the "
         f"others: {', '.join(ids) or 'none'}; logs in {folder}"
     )
 
@@ -390,7 +391,8 @@ def _summary(sweep: Sweep, search: Search, results: Path) -> str:
     named = titles(jobs)
     errors = {key: failures.error(key) for key in named if key not in recorded}
     lines = [
-        f"{sweep.name}: {len(jobs) - len(errors)} of {len(jobs)} runs in {from_here(store.runs)}"
+        f"{sweep.name}: {len(jobs) - len(errors)} of {counted(len(jobs), 'run')} in "
+        f"{from_here(store.runs)}"
     ]
     if errors:
         lines.append(_failures_text(errors, named))
@@ -474,9 +476,8 @@ class TuneCommand(SweepRecording, Names):
         inner = resources.model_copy(update={"results": resources.results / FOLDER})
         if self.dry_run:
             _check(search, Datasets(resources.data_root), inner.results)
-            say(
-                listing(f"{len(tunings)} methods, {self.trials} trials each", search, inner.results)
-            )
+            name = f"{counted(len(tunings), 'method')}, {counted(self.trials, 'trial')} each"
+            say(listing(name, search, inner.results))
             return
         datasets = Datasets(resources.data_root)
         try:
@@ -523,7 +524,7 @@ def _show(ledgers: Sequence[TuningLedger], metric: Metric, place: Path) -> None:
     seeds = f"seed{'s' * (len(first.seeds) > 1)} {', '.join(map(str, first.seeds))}"
     title = f"{first.dataset}, {first.protocol} {first.scenario}, recipe {first.recipe}"
     drawn = text_table(
-        f"{title}, {seeds}: {len(first.trials)} trials each",
+        f"{title}, {seeds}: {counted(len(first.trials), 'trial')} each",
         ("method", "recipe", "tuned", "lead", "settings", "seconds"),
         rows,
         caption=f"{metric.title} on held-out images of the training domains, mean of the last "

@@ -196,7 +196,8 @@ def report_command(
     write_whole(path, page)
     content = ((data["runs"], "run"), (data["tables"], "table"), (shown, "figure"))
     words = ", ".join(counted(len(things), word) for things, word in content)
-    say(f"Read records from {sources}. Wrote {path} ({words}; {len(page) / 1e6:.1f} MB)")
+    size = f"{max(1, round(len(page) / 1e3)):,} kB"
+    say(f"Read records from {sources}. Wrote {path} ({words}, {size})")
 
 
 results_app = typer.Typer(

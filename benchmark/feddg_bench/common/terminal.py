@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feddg_bench.common.errors import printable
+from feddg_bench.common.notices import wrapped
 
 
 class _Terminal(Console):
@@ -144,5 +145,5 @@ class Display:
         self.progress.stop()
 
     def say(self, line: str) -> None:
-        """Print one line above the display."""
-        self.console.print(line, highlight=False, soft_wrap=True)
+        """Print a message above the display."""
+        self.console.print(wrapped(line), highlight=False, soft_wrap=True)

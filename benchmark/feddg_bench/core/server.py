@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from feddg_bench.common.errors import ClientError, PluginError, SettingsError
 from feddg_bench.common.streams import generator
+from feddg_bench.common.titles import counted
 from feddg_bench.config.schema import FederationSettings
 from feddg_bench.core.flaws import Flaw, Form, misfit, misform, nonfinite
 from feddg_bench.core.messages import (
@@ -431,7 +432,7 @@ def sample_clients(
         return tuple(clients)
     if not 1 <= size <= len(clients):
         raise SettingsError(
-            f"cannot sample {size} of {len(clients)} clients a round; "
+            f"cannot sample {size} of {counted(len(clients), 'client')} a round; "
             f"set --per-round to a number from 1 to {len(clients)}"
         )
     draws = generator(seed, "sampling", round)

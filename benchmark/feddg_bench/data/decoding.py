@@ -30,6 +30,7 @@ from feddg_bench.common.parallel import (
     in_threads,
     runs_the_script_again,
 )
+from feddg_bench.common.titles import counted
 from feddg_bench.data.dataset import (
     DomainDataset,
     FileDataset,
@@ -151,7 +152,7 @@ def unreadable_images(dataset: DomainDataset, faults: Mapping[int, str]) -> str:
     named = [f"{paths[index]} ({why})" for index, why in sorted(faults.items())[:MOST_NAMED]]
     more = f", and {len(faults) - MOST_NAMED:,} more" if len(faults) > MOST_NAMED else ""
     skip = "; data.skip_unreadable=true leaves them out" if decodes_files(dataset) else ""
-    some = f"{len(faults):,} of {len(paths):,} images"
+    some = f"{len(faults):,} of {counted(len(paths), 'image')}"
     return f"{some} cannot be decoded: {', '.join(named)}{more}{skip}"
 
 

@@ -124,8 +124,8 @@ def spread(
     per_round = settings.federation.per_round
     if per_round is not None and per_round > len(clients):
         raise SettingsError(
-            f"federation.per_round is {per_round} but only {len(clients)} clients hold images; "
-            f"lower --per-round"
+            f"federation.per_round is {per_round}, more than the clients that hold images "
+            f"({len(clients)}); lower --per-round"
         )
     return Spread(splits, partition, clients, held_out)
 

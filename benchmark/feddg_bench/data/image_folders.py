@@ -140,8 +140,10 @@ class ImageFolderDataset(FileDataset):
                 f"every image lies in a folder inside <domain>/<class>/, such as {deep[0]}: is "
                 f"--data-root the folder that holds the domains?"
             )
-        some = f"{len(deep):,} of {len(self._files):,} images"
-        return f"{some} lie in folders inside <domain>/<class>/, such as {deep[0]}"
+        return (
+            f"images in folders inside <domain>/<class>/: {len(deep):,} of {len(self._files):,}, "
+            f"such as {deep[0]}"
+        )
 
     @cached_property
     def unread(self) -> tuple[Path, ...]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from feddg_bench.common.errors import DataError, in_a_line
 from feddg_bench.common.files import replacing
 from feddg_bench.common.parallel import in_threads
+from feddg_bench.common.titles import counted
 from feddg_bench.data.dataset import (
     DomainDataset,
     FileFacts,
@@ -193,13 +194,13 @@ def _say_ignored(dataset: DomainDataset) -> None:
     clear, turned = sum(f.transparent for f in facts), sum(f.turned for f in facts)
     if clear and dataset.background == "black":
         logger.warning(
-            f"{clear:,} images have transparent pixels, which were decoded as the colour below, "
+            f"transparent pixels of {counted(clear, 'image')} were decoded as the colour below, "
             f"mostly black: data.background=white composites them onto white"
         )
     if turned and not dataset.exif:
         logger.warning(
-            f"{turned:,} images have EXIF data that turn them, which were ignored: data.exif=true "
-            f"follows them"
+            f"EXIF data that turn {counted(turned, 'image')} were ignored: data.exif=true follows "
+            f"them"
         )
 
 

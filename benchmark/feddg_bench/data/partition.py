@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from feddg_bench.common.errors import DataError, SettingsError, unknown
+from feddg_bench.common.titles import counted
 
 if TYPE_CHECKING:
     from feddg_bench.config.schema import PartitionSettings
@@ -463,9 +464,9 @@ def make_partition(
     too_small = [len(part) for part in parts if len(part) < smallest]
     if too_small:
         raise SettingsError(
-            f"{len(too_small)} of {len(parts)} clients would hold fewer than {smallest} of the "
-            f"{len(indices)} training images, the smallest {min(too_small)}; use fewer clients, or "
-            f"partition.min_client_size=0 to allow empty ones, which never train"
+            f"{len(too_small)} of {counted(len(parts), 'client')} would hold fewer than {smallest} "
+            f"of the {counted(len(indices), 'training image')}, the smallest {min(too_small)}; use "
+            f"fewer clients, or partition.min_client_size=0 to allow empty ones, which never train"
         )
     width = max(3, len(str(len(parts) - 1)))
     return Partition(

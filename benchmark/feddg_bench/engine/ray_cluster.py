@@ -28,6 +28,7 @@ import feddg_bench
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.common.parallel import cores
 from feddg_bench.common.portable import FIXED, describe_cpu, is_fixed
+from feddg_bench.common.titles import counted
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.own import own_settings_of
 from feddg_bench.core.messages import Payload, decode
@@ -328,8 +329,8 @@ def _shares(workers: int, device: str, threads: int) -> tuple[int, int]:
     count = workers or (min(cpus, gpus) if gpus else cpus)
     if not 0 < count <= cpus:
         raise SettingsError(
-            f"the Ray cluster has {have.get('CPU', 0):g} CPUs, too few for {count or 1} workers of "
-            f"{threads}: give fewer --workers or --threads"
+            f"the Ray cluster has {have.get('CPU', 0):g} CPUs, too few for "
+            f"{counted(count or 1, 'worker')} of {threads}: give fewer --workers or --threads"
         )
     return count, -(-count // gpus) if gpus else 0
 

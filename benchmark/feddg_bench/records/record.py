@@ -251,8 +251,8 @@ class TunedRecord(RecordPart):
     @property
     def words(self) -> str:
         """Number of trials and of their seeds, and their conditions, as part of a sentence."""
-        seeds = f"{self.seeds} seeds" if self.seeds else "one seed"
-        said = f"{self.trials} trials of {'at most ' if self.raced else ''}{seeds}"
+        seeds = counted(self.seeds, "seed") if self.seeds else "one seed"
+        said = f"{counted(self.trials, 'trial')} of {'at most ' if self.raced else ''}{seeds}"
         said += f" on {self.scenario}" if self.scenario else ""
         said += f" under {self.protocol}" if self.protocol else ""
         return said + (f" with {', '.join(self.given)}" if self.given else "")

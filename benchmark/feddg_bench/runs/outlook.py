@@ -12,7 +12,7 @@ import torch
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.common.terminal import duration
-from feddg_bench.common.titles import backbone_title
+from feddg_bench.common.titles import backbone_title, counted
 from feddg_bench.config.schema import (
     EngineSettings,
     EvaluationSettings,
@@ -40,41 +40,36 @@ def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
     """Yield a line for each setup of runs, and one with the estimated time of all runs here."""
     methods: dict[str, dict[str, None]] = {}
     for plan in plans:
-        methods.setdefault(_set_up(plan), {})[plan.settings.method] = None
+        methods.setdefault(_set_up(plan), {})[method_title(plan.settings.method)] = None
     for words, names in methods.items():
-        yield f"setup: {', '.join(map(method_title, names))}: {words}"
+        yield f"setup: {', '.join(names)}: {words}" if len(methods) > 1 else f"setup: {words}"
     if plans and resources.engine == "processes":
         try:
-            seconds, train, evaluate = expected_seconds(plans, resources)
+            seconds = expected_seconds(plans, resources)
         except FeddgError:
             raise
         except Exception:  # the run meets it, too, and names the client and the remedy
             return
-        runs = "1 run" if len(plans) == 1 else f"{len(plans)} runs"
-        yield (
-            f"estimate: {runs} in about {duration(max(1, seconds))} on this machine, if nothing "
-            f"else uses it ({1000 * train:.1f} ms to train on an image, {1000 * evaluate:.1f} ms "
-            f"to evaluate one)"
-        )
+        runs, time = counted(len(plans), "run"), duration(max(1, seconds))
+        yield f"estimate: {runs} in about {time} on this machine, if nothing else uses it"
 
 
 def _set_up(plan: Plan) -> str:
     s = plan.settings
     clients, chosen = s.partition.clients, s.federation.per_round
-    who = f"{'all' if chosen is None else chosen} of {clients} clients a round"
+    who = f"{'all' if chosen is None else chosen} of {counted(clients, 'client')} a round"
     if s.partition.kind == "pooled":
         who = "all images in one place"
-    count = s.federation.rounds
-    rounds = "1 round" if count == 1 else f"{count} rounds"
+    rounds = counted(s.federation.rounds, "round")
     weights = "pretrained" if s.backbone.pretrained else "from scratch"
     return (
-        f"{backbone_title(s.backbone.name)} {weights} at {s.data.image_size} px, {rounds}, {who} "
-        f"(recipe {plan.recipe})"
+        f"{backbone_title(s.backbone.name)} {weights}, {s.data.image_size} px, {rounds}, {who}, "
+        f"recipe {plan.recipe}"
     )
 
 
-def expected_seconds(plans: Sequence[Plan], resources: Resources) -> tuple[float, float, float]:
-    """Return the estimated seconds of runs here, of training on an image, and of evaluating one.
+def expected_seconds(plans: Sequence[Plan], resources: Resources) -> float:
+    """Return the estimated seconds of runs here.
 
     The estimate is images times passes times seconds per image, over the workers. Plain training is
     measured; a built-in method that passes images through the network more often, by its card, is
@@ -83,7 +78,7 @@ def expected_seconds(plans: Sequence[Plan], resources: Resources) -> tuple[float
     workers = count_workers(resources, find_devices(resources.device))
     measured: dict[str, tuple[float, float]] = {}
     images: dict[str, tuple[int, int, int]] = {}
-    total, first = 0.0, (0.0, 0.0)
+    total = 0.0
     for plan in plans:
         s, dataset = plan.settings, plan.dataset
         network = str((s.backbone, s.train, s.data.image_size, s.augment))
@@ -100,8 +95,7 @@ def expected_seconds(plans: Sequence[Plan], resources: Resources) -> tuple[float
         work = trained * share * s.train.local_epochs * s.federation.rounds * train
         looks = evaluated * evaluations(s.evaluation, s.federation.rounds) * evaluate
         total += work * _passes(s.method) / min(workers, asked) + looks / workers
-        first = first if any(first) else (train, evaluate)
-    return total, *first
+    return total
 
 
 def _passes(method: str) -> float:

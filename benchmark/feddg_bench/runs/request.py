@@ -50,6 +50,7 @@ from feddg_bench.engine.compatibility import Rate, check_fit, check_image_size, 
 from feddg_bench.models.suitability import check_consistent
 from feddg_bench.plugins import (
     check_name,
+    dataset_title,
     make_dataset,
     method_title,
     names,
@@ -640,7 +641,7 @@ def check_without_download(plans: Sequence[Plan]) -> str:
             plan.dataset.find()
             here.append(plan)
         except DataError:
-            left[f"the images of {plan.dataset.title} and their partition (not found)"] = None
+            left[f"the images of {_named(plan.dataset)} and their partition (not found)"] = None
     check_data(here)
     different = {str((p.settings.backbone, p.settings.method, p.settings.hyper)): p for p in plans}
     for plan in different.values():
@@ -687,11 +688,12 @@ def say_cautions(plans: Sequence[Plan]) -> None:
     single = {plan.scenario for plan in plans if len(plan.scenario.train) == 1}
     if single:
         first = min(single, key=lambda scenario: scenario.name)
-        more = f" and {len(single) - 1} more" if len(single) > 1 else ""
+        which = f"scenario {first.name} trains"
+        if len(single) > 1:
+            which = f"{len(single)} scenarios, such as {first.name}, train"
         how = "use --protocol lodo" if first.protocol == "ltdo" else "add a domain"
         _say_once(
-            f"scenario {first.name}{more} trains on one domain, which is not domain "
-            f"generalisation from several: {how}"
+            f"{which} on a single domain, which is not domain generalisation from several: {how}"
         )
     tested: dict[ImageFolderDataset, set[str]] = {}
     for plan in plans:
@@ -702,7 +704,11 @@ def say_cautions(plans: Sequence[Plan]) -> None:
         counts = dataset.count(dataset.records())
         sentences = list(cautions(counts, dataset.domains, dataset.classes, domains))
         for words in filter(None, (dataset.nested(), dataset.skipped(), *sentences)):
-            _say_once(f"{dataset.name}: {words}")
+            _say_once(f"{_named(dataset)}: {words}")
+
+
+def _named(dataset: DomainDataset) -> str:
+    return dataset_title(dataset.name, dataset.label)
 
 
 def check_weights(plans: Iterable[Plan]) -> None:

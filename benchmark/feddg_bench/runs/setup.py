@@ -14,6 +14,7 @@ import numpy as np
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import cache_dir
 from feddg_bench.common.portable import cpu_flags
+from feddg_bench.common.titles import counted
 from feddg_bench.config.schema import DataSettings, Resources, RunSettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Weights
@@ -27,7 +28,7 @@ from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
-from feddg_bench.plugins import check_outline, given_method, load_method
+from feddg_bench.plugins import check_outline, dataset_title, given_method, load_method
 from feddg_bench.protection.guarantee import guarantee, open_protection
 from feddg_bench.records.record import DataRecord, PartitionRecord, RunRecord, ScenarioRecord
 from feddg_bench.runs.request import Plan
@@ -51,10 +52,11 @@ class RunData:
             decoded = dataset.decoded(data)
             self._stores[how] = store = open_store(decoded, data.image_size, self.cache, progress)
             if len(store.unreadable):
-                paths = dataset.records().paths
+                paths, name = dataset.records().paths, dataset_title(dataset.name, dataset.label)
                 logger.warning(
-                    f"{len(store.unreadable):,} of {len(paths):,} images of {dataset.title} cannot "
-                    f"be decoded and are left out, such as {paths[store.unreadable[0]]}"
+                    f"{name}: cannot decode {len(store.unreadable):,} of "
+                    f"{counted(len(paths), 'image')}, which data.skip_unreadable leaves out, such "
+                    f"as {paths[store.unreadable[0]]}"
                 )
         return self._stores[how]
 

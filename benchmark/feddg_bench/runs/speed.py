@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from feddg_bench.common.files import from_here
 from feddg_bench.common.terminal import duration
@@ -14,25 +15,38 @@ from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import method_title
 from feddg_bench.records.runs import read_runs
 
+_NAMED = 3
+"""Maximum number of methods that a text names."""
+
+
+class Kind(NamedTuple):
+    """Runs whose passes over the images of a client take about as long."""
+
+    method: str
+    dataset: str
+    label: str | None  # name of a user's own data set
+    recipe: str
+    backbone: str
+    image_size: int
+
 
 @dataclass(frozen=True)
 class Work:
     """What a run costs: the passes of clients over their images, and what sets their duration."""
 
-    method: str
-    dataset: str
-    recipe: str
+    kind: Kind
     rounds: int
     clients: int  # clients of a round
     epochs: int  # local epochs
 
     @classmethod
-    def of(cls, settings: RunSettings, recipe: str) -> Work:
-        """Return the work of a run."""
+    def of(cls, settings: RunSettings, recipe: str, label: str) -> Work:
+        """Return the work of a run on the data set with this `DomainDataset.label`."""
         s = settings
+        size = s.data.image_size
+        kind = Kind(s.method, s.dataset, label or None, recipe, s.backbone.name, size)
         clients = s.federation.per_round or s.partition.clients
-        rounds, epochs = s.federation.rounds, s.train.local_epochs
-        return cls(s.method, s.dataset, recipe, rounds, clients, epochs)
+        return cls(kind, s.federation.rounds, clients, s.train.local_epochs)
 
     @property
     def passes(self) -> int:
@@ -40,17 +54,18 @@ class Work:
         return self.rounds * self.clients * self.epochs
 
 
-def past_speed(results: Path) -> dict[tuple[str, str, str], tuple[float, int]]:
-    """Return seconds per pass, and the number of runs, by method, data set and recipe."""
-    seconds: Counter[tuple[str, str, str]] = Counter()
-    passes: Counter[tuple[str, str, str]] = Counter()
-    runs: Counter[tuple[str, str, str]] = Counter()
+def past_speed(results: Path) -> dict[Kind, tuple[float, int]]:
+    """Return seconds per pass, and the number of recorded runs, by kind."""
+    seconds: Counter[Kind] = Counter()
+    passes: Counter[Kind] = Counter()
+    runs: Counter[Kind] = Counter()
     for run in read_runs(results) if results.is_dir() else ():
         spent = run.usage["seconds"]
         clients = run.settings.get("federation.per_round") or run.usage["clients"]
         done = run.rounds * clients * (run.settings.get("train.local_epochs") or 1)
         if spent and spent > 0 and done:  # NaN where it was not measured
-            key = run.method, run.dataset, run.recipe
+            network = run.get("backbone.name"), run.get("data.image_size")
+            key = Kind(run.method, run.dataset, run.label or None, run.recipe, *network)
             seconds[key] += spent
             passes[key] += done
             runs[key] += 1
@@ -70,15 +85,13 @@ def forecast(works: Sequence[Work], results: Path) -> Iterator[str]:
     runs = counted(len(works), "pending run")
     yield f"{runs}: {counted(total, 'local training')}{each}"
     known = past_speed(results)
-    wanted = dict.fromkeys((work.method, work.dataset, work.recipe) for work in works)
-    lacking = [key for key in wanted if key not in known]
-    if lacking:
-        methods = ", ".join(dict.fromkeys(method_title(method) for method, *_ in lacking))
-        yield f"no estimate: {from_here(results)}/ has no run of {methods} on this data and recipe"
+    wanted = dict.fromkeys(work.kind for work in works)
+    if lacking := [*dict.fromkeys(kind.method for kind in wanted if kind not in known)]:
+        methods = ", ".join(map(method_title, lacking[:_NAMED]))
+        methods += f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+        yield f"no estimate: {from_here(results)}/ has no run of {methods} in this setup"
     else:
-        seconds = sum(
-            known[work.method, work.dataset, work.recipe][0] * work.passes for work in works
-        )
+        seconds = sum(known[work.kind][0] * work.passes for work in works)
         count = sum(known[key][1] for key in wanted)
         yield (
             f"estimate: about {duration(max(1, seconds))} one after the other, at the speed of "

@@ -79,7 +79,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
                 data=s.data,
                 rounds=s.federation.rounds,
                 has_val=plan.scenario.val is not None,
-                work=Work.of(s, plan.recipe),
+                work=Work.of(s, plan.recipe, plan.dataset.label),
                 tuned=plan.tuned,
             )
         )

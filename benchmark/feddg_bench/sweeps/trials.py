@@ -21,6 +21,7 @@ from typing import Any
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import from_here, shipped
 from feddg_bench.common.streams import generator
+from feddg_bench.common.titles import counted
 from feddg_bench.config.layers import Layer, dotted, merge
 from feddg_bench.config.recipes import READINGS
 from feddg_bench.plugins import check_name
@@ -288,7 +289,7 @@ def _check(plan: Plan, seeds: Sequence[int], root: Path) -> None:
     for seed in seeds:
         if same := [run for run in runs if run.dataset == s.dataset and run.seed == seed]:
             raise SettingsError(
-                f"seed {seed} is that of {len(same)} runs on {s.dataset} in "
+                f"seed {seed} is that of {counted(len(same), 'run')} on {s.dataset} in "
                 f"{from_here(root)}, which tables show: tune with others, such as --seeds {SEEDS}"
             )
     drawn = s.data.split_csv is None and s.protocol != "wilds"

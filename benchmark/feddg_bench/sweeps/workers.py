@@ -32,6 +32,7 @@ from feddg_bench.common.errors import (
 )
 from feddg_bench.common.parallel import end_processes, end_with_parent, start_process
 from feddg_bench.common.terminal import say
+from feddg_bench.common.titles import counted
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import open_results
 from feddg_bench.runs.observer import Observer
@@ -120,8 +121,8 @@ class SweepWorker:
                 else:
                     self._fail(
                         job,
-                        f"{lease.deaths} workers died, most likely because memory ran out; "
-                        f"run it again with fewer --workers and --retry-failed",
+                        f"{counted(lease.deaths, 'worker')} died, most likely because memory ran "
+                        f"out; run it again with fewer --workers and --retry-failed",
                     )
             return True, others
         return False, others
@@ -428,7 +429,7 @@ def work_on_ray(
                 future.result()
             if done() != told:
                 told = done()
-                say(f"{len(told[0])} of {told[1]} runs are finished")
+                say(f"{len(told[0])} of {counted(told[1], 'run')} finished")
 
 
 def _submitit() -> Any:

@@ -250,12 +250,22 @@ def save(
                 paths = made.save(folder, formats)
             for note in made.notes:
                 say(f"{made.name}: {note}")
-            say(f"wrote {', '.join(map(str, paths))}")
+            say(f"Wrote {together(paths)}")
     if lacking:
         say(
             f"the figures' font, {STYLE['font.family']}, lacks {''.join(sorted(lacking))}: a box "
             f"stands for each of these characters"
         )
+
+
+def together(paths: Sequence[Path]) -> str:
+    """Return paths that differ only in their endings as a shell writes them.
+
+    >>> together([Path("a/b.png"), Path("a/b.csv")]), together([Path("a/b.tex")])
+    ('a/b.{png,csv}', 'a/b.tex')
+    """
+    endings = ",".join(path.suffix[1:] for path in paths)
+    return f"{paths[0].with_suffix('')}.{endings if len(paths) == 1 else f'{{{endings}}}'}"
 
 
 @contextmanager

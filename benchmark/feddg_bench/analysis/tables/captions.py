@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -151,13 +152,13 @@ def caption(
     )
     said += f"; {words}" if (words := by_one_run(rows)[1]) else ""
     said += f"; {UNTESTED}" * (len(rows) > 1 and few_seeds(seeds))
-    datasets, protocols, recipes, scenarios = (
-        sorted({getattr(run, name) for run in runs})
-        for name in ("dataset", "protocol", "recipe", "scenario")
+    protocols, recipes, scenarios = (
+        sorted({getattr(run, name) for run in runs}) for name in ("protocol", "recipe", "scenario")
     )
+    datasets = sorted({(run.dataset, dataset_title(run.dataset, run.label)) for run in runs})
     tuned = ", tuned" if any(run.changed for run in runs) else ""
     setup = [
-        ", ".join(map(dataset_title, datasets)),
+        ", ".join(title for _, title in datasets),
         *(TITLES.get(name, name) for name in protocols),
         *(f"scenario {name}" for name in scenarios if len(scenarios) == 1),
         f"recipe {', '.join(recipes)}{tuned}" + " (not the paper's setup)" * outside,
@@ -270,11 +271,15 @@ def _settings(
     common = {"partition.classes_per_client": PartitionSettings().classes_per_client, **modal(runs)}
     spread = SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER)
     return [
-        form.format(_plain(common[key]))
+        _single(form.format(_plain(common[key])))
         for key, form in (*_FIRST, *spread, *more)
         if key in common
         and (key not in free or len({repr(run.settings.get(key)) for run in runs}) == 1)
     ]
+
+
+def _single(text: str) -> str:
+    return re.sub(r"^1 (round|client)s", r"1 \1", text)
 
 
 def _plain(value: Any) -> str:
