@@ -266,10 +266,11 @@ def _check_data_set(name: str, loaded: type[DomainDataset]) -> None:
             raise PluginError(f"{where} has {twice[0]!r} twice in {what}; expected each name once")
     sizes = {domain: len(loaded.classes) or 1 for domain in loaded.domains}
     for domain, counts in loaded.counts.items():
-        if len(counts) != sizes.get(domain):
+        if domain not in sizes or len(counts) not in (1, sizes[domain]):
             raise PluginError(
                 f"{where} has {len(counts)} counts for {domain!r}; expected for each of its "
-                f"domains one number of images per class, here {len(loaded.classes) or 1}"
+                f"domains one number of images per class, here {len(loaded.classes) or 1}, or one "
+                f"for the domain"
             )
     if lacking := sorted(loaded.__abstractmethods__):
         raise PluginError(

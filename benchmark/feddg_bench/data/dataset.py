@@ -100,8 +100,8 @@ class DomainDataset(ABC):
     version: ClassVar[int] = 1
     """Incremented whenever the same files would give different images, labels or domains."""
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
-    """Number of images of each class in each domain, if known, to be checked; for a regression, one
-    number per domain."""
+    """Number of images of each class in each domain, if known, to be checked. One number per domain
+    for a regression, or if only the total is known."""
     split_sizes: ClassVar[Mapping[str, int]] = {}
     """Number of images in each published split, if known; only the doctor compares them."""
     task: ClassVar[str] = "classification"
@@ -361,7 +361,10 @@ class DomainDataset(ABC):
         counts = self.count(records)
         for domain, wanted in self.counts.items():
             have = counts[self.domains.index(domain)].tolist()
-            for name, number, published in zip(self.classes or (None,), have, wanted, strict=True):
+            names: Sequence[str | None] = self.classes or (None,)
+            if len(wanted) == 1:  # the total
+                have, names = [sum(have)], (None,)
+            for name, number, published in zip(names, have, wanted, strict=True):
                 if number != published:
                     place = domain if name is None else f"{domain}/{name}"
                     text = f"{place} holds {number:,} images instead of {published:,}"

@@ -68,6 +68,9 @@ class ImageFolderDataset(FileDataset):
     """Candidate folders below a data root; the first one with the most domains is used."""
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Alternative names of a domain's folder."""
+    inside: ClassVar[Mapping[str, str]] = {"": ""}
+    """Folders of a domain that may hold its classes, such as ``train``, and what each puts before
+    the names of its images, such as ``train-``."""
 
     @cached_property
     def folder(self) -> Path:
@@ -122,10 +125,11 @@ class ImageFolderDataset(FileDataset):
     def _files(self) -> dict[str, Path]:
         """The file of each record's path."""
         return {
-            f"{domain}/{name}/{image.relative_to(class_folder).as_posix()}": image
+            f"{domain}/{name}/{prefix}{image.relative_to(class_folder).as_posix()}": image
             for domain, domain_folder in self._domain_folders(self.folder).items()
+            for place, prefix in self.inside.items()
             for name, class_folder in match_folders(
-                domain_folder, {name: (name,) for name in self.classes}
+                domain_folder / place, {name: (name,) for name in self.classes}
             ).items()
             for image in images_below(class_folder)
         }
@@ -188,9 +192,8 @@ class ImageFolderDataset(FileDataset):
         near = difflib.get_close_matches(missing, [path.name for path in strange], n=1)
         if not near:  # a folder in another language, with the expected number of images
             wanted = self.counts.get(domain, ())
-            number = (
-                sum(wanted) if name is None else wanted[self.classes.index(name)] if wanted else 0
-            )
+            by_class = dict(zip(self.classes, wanted if len(wanted) > 1 else (), strict=False))
+            number = sum(wanted) if name is None else by_class.get(name, 0)
             pattern = "*" if name else "*/*"
             near = [p.name for p in strange if number == sum(map(is_image, p.glob(pattern)))][:1]
         if not near:

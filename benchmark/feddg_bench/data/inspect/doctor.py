@@ -196,7 +196,9 @@ def _count(dataset: DomainDataset, records: Listing, diagnosis: Diagnosis) -> No
         if not sum(row):
             diagnosis.find("domain", f"the domain {domain} has no images{dataset.hint(domain)}")
         elif domain in dataset.counts:
-            diagnosis.published[domain] = dict(zip(names, dataset.counts[domain], strict=True))
+            wanted = dataset.counts[domain]
+            known = names if len(wanted) > 1 else ("images",)  # else only the total
+            diagnosis.published[domain] = dict(zip(known, wanted, strict=True))
     for domain, name, text in dataset.differences(records):
         if domain in diagnosis.published:
             empty = name is not None and not diagnosis.counts[domain][name]
@@ -207,7 +209,9 @@ def _count(dataset: DomainDataset, records: Listing, diagnosis: Diagnosis) -> No
     if not dataset.counts:
         diagnosis.notes += cautions(table, dataset.domains, dataset.classes, dataset.domains)
     if dataset.counts:
-        diagnosis.compared.append("the number of images of every class in every domain")
+        each = any(len(wanted) > 1 for wanted in dataset.counts.values()) or not dataset.classes
+        what = "every class in every domain" if each else "every domain"
+        diagnosis.compared.append(f"the number of images of {what}")
     places = dataset.published_splits() if dataset.split_sizes else None
     if places is None:
         return
