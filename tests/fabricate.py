@@ -13,17 +13,25 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from scipy.io import savemat
 
+from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_datasets.digitsdg import DigitsDG
+from feddg_datasets.domainnet import DomainNet
 from feddg_datasets.femnist import FEMNIST
 from feddg_datasets.fmow import FMoW
 from feddg_datasets.handwritten import TABLES
 from feddg_datasets.minidomainnet import MiniDomainNet
+from feddg_datasets.office31 import Office31
+from feddg_datasets.officecaltech10 import OfficeCaltech10
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.poverty import COUNTRIES
 from feddg_datasets.terraincognita import TerraIncognita
+from feddg_datasets.vlcs import VLCS
 
 SIDE = 10
 
@@ -71,6 +79,94 @@ def minidomainnet(root: Path) -> None:
             (base / "splits_mini" / f"{domain}_{kind}.txt").write_text("".join(text))
         (base / domain / "airplane").mkdir()  # a class of DomainNet that miniDomainNet leaves out
         draw(base / domain / "airplane" / f"{domain}_001_000001.jpg", 0, d, 0)
+
+
+def in_folders(
+    base: Path, dataset: type[ImageFolderDataset], number: int = 4, places: Sequence[str] = ("",)
+) -> None:
+    """Images of all domains and classes, in ``<domain>/<place>/<class>`` for each of the places."""
+    for d, domain in enumerate(dataset.domains):
+        for c, name in enumerate(dataset.classes):
+            for place in places:
+                for i in range(number // len(places)):
+                    folder = base / domain / place / name
+                    draw(folder / f"frame_{i:04d}.jpg", c, d, i + len(place))
+
+
+def vlcs(root: Path) -> None:
+    """DomainBed's folder."""
+    in_folders(root / "VLCS", VLCS, 8)
+
+
+def office31(root: Path) -> None:
+    """The authors' archive, with a folder ``images`` in each domain."""
+    in_folders(root / "office31", Office31, places=["images"])
+
+
+def officecaltech10(root: Path) -> None:
+    """The archive that comes with FedBN."""
+    in_folders(root / "office_caltech_10", OfficeCaltech10)
+
+
+def digitsdg(root: Path) -> None:
+    """The archive of Dassl, with training and validation images."""
+    in_folders(root / "digits_dg", DigitsDG, places=["train", "val"])
+
+
+def domainnet(root: Path) -> None:
+    """DomainNet's folders and cleaned lists: 345 classes, and duplicates that are not listed."""
+    base = root / "domainnet"
+    (base / "splits").mkdir(parents=True)
+    for d, domain in enumerate(DomainNet.domains):
+        lines: dict[str, list[str]] = {"train": [], "test": []}
+        for c, name in enumerate(DomainNet.classes):
+            for i in range(1 + c % 2):
+                path = f"{domain}/{name}/{domain}_{c + 1:03d}_{i + 1:06d}.jpg"
+                draw(base / path, c, d, i)
+                lines["test" if i else "train"].append(f"{path} {c}\n")
+            if c < 3 and domain != "quickdraw":
+                draw(base / domain / name / f"{domain}_{c + 1:03d}_000009.jpg", c, d, 0)
+        for kind, text in lines.items():
+            (base / "splits" / f"{domain}_{kind}.txt").write_text("".join(text))
+
+
+def digits5(root: Path) -> None:
+    """Digit-Five's files with 60 training and 20 test digits each."""
+    base, rng = root / "Digit-Five", np.random.default_rng(0)
+    base.mkdir(parents=True)
+
+    def made(count: int, *shape: int) -> tuple[Any, Any]:
+        labels = np.arange(count) % 10
+        images = rng.integers(0, 60, (count, *shape), dtype=np.uint8)
+        images[:, 4:20, 10:14] = 100 + 15 * labels.reshape(-1, *[1] * len(shape))
+        return images, labels[:, None]
+
+    def saved(name: str, **arrays: Any) -> None:
+        savemat(base / name, arrays)
+
+    for name, keys, channels in (
+        ("mnist_data", ("train_32", "test_32"), ()),
+        ("mnistm_with_label", ("train", "test"), (3,)),
+    ):
+        (train, a), (test, b) = made(60, 32, 32, *channels), made(20, 32, 32, *channels)
+        labels = {"label_train": np.eye(10)[a[:, 0]], "label_test": np.eye(10)[b[:, 0]]}
+        saved(f"{name}.mat", **dict(zip(keys, (train, test), strict=True)), **labels)
+    for part, count in (("train", 60), ("test", 20)):
+        images, labels = made(count, 32, 32, 3)
+        labels[labels == 0] = 10  # as in SVHN
+        saved(f"svhn_{part}_32x32.mat", X=images.transpose(1, 2, 3, 0), y=labels)
+    (train, a), (test, b) = made(60, 32, 32, 3), made(20, 32, 32, 3)
+    saved("syn_number.mat", train_data=train, train_label=a, test_data=test, test_label=b)
+    cells = np.empty((2, 2), dtype=object)
+    for place, count in enumerate((60, 20)):
+        images, labels = made(count, 28, 28)
+        cells[place] = [images[:, None] / 255, labels]
+    saved("usps_28x28.mat", dataset=cells)
+
+
+def coloredmnist(root: Path) -> None:
+    """MNIST's files."""
+    rmnist(root)
 
 
 def terraincognita(root: Path) -> None:
@@ -296,6 +392,7 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
     make.__name__: make
     for make in (
         officehome, minidomainnet, terraincognita, rmnist, handwritten, femnist, folder,
+        vlcs, office31, officecaltech10, digitsdg, domainnet, digits5, coloredmnist,
         iwildcam, camelyon17, fmow, poverty,
     )
 }  # fmt: skip

@@ -160,8 +160,7 @@ class Handwritten(ArrayDataset):
     def load(self) -> Iterator[Part]:
         """Read the collections in the order of `domains`."""
         images, labels, *tables = self.files.values()
-        first = read_mnist(images, labels)
-        yield Part(first.images[:FIRST], first.labels[:FIRST])
+        yield read_mnist(images, labels).first(FIRST)
         training, test, semeion, mfeat = map(read_table, TABLES, tables)
         yield training.with_more(test)
         yield semeion

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from feddg_bench.plugins import load_dataset
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.store import ResultsStore
 from feddg_datasets.handwritten import Handwritten
@@ -111,6 +112,33 @@ def test_handwritten(feddg: Run, tmp_path: Path) -> None:
     assert images(found) == {"train": 320, "id_val": 40, "id_test": 40, "val": 500, "test": 400}
     assert found.recipe == "handwritten"
     assert found.settings["train"]["schedule"] == "cosine"
+    assert feddg("tables", "all", "--results", tmp_path / "runs", "--out", "tables").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [
+        ("vlcs", "sv-c-l"),
+        ("office31", "aw-d"),
+        ("officecaltech10", "acd-w"),
+        ("domainnet", "cipqr-s"),
+        ("digits5", "mt+mm+sv+sy-up"),
+        ("digitsdg", "sv+sy-mt-mm"),
+        ("coloredmnist", "p90+p80-n90"),
+    ],
+)
+def test_sets_of_public_suites(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, scenario: str
+) -> None:
+    monkeypatch.setattr(load_dataset(name), "counts", {})
+    root = fabricate(name, tmp_path / "data")
+    report = json.loads(feddg("data", "check", name, "--data-root", root, "--json").out)
+    assert [finding["kind"] for finding in report["findings"]] == []
+    protocol = "lodo" if scenario.count("-") == 1 else "ltdo"
+    chosen = ("--protocol", protocol, "--scenario", scenario, "--clients", "3", "--per-round", "2")
+    found = record(feddg, root, name, *chosen, *THIRDS, "--rounds", "2")
+    assert found.scenario.name == scenario
+    assert len(found.rounds) == 2
     assert feddg("tables", "all", "--results", tmp_path / "runs", "--out", "tables").code == 0
 
 

@@ -325,6 +325,12 @@ class TestLicences:
         [
             ("femnist", "worksheets.codalab.org"),
             ("minidomainnet", "ai.bu.edu"),
+            ("domainnet", "ai.bu.edu"),
+            ("vlcs", "DomainBed"),
+            ("office31", "jhoffman/domainadapt"),
+            ("officecaltech10", "jhoffman/domainadapt"),
+            ("digits5", "non-commercial"),
+            ("digitsdg", "non-commercial"),
             ("digits4", "comes with scikit-learn"),
             ("folder", "folder of yours"),
         ],

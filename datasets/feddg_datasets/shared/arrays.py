@@ -28,6 +28,10 @@ class Part(NamedTuple):
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
+    def first(self, number: int) -> Part:
+        """Return the first images."""
+        return Part(self.images[:number], self.labels[:number])
+
     def with_more(self, other: Part) -> Part:
         """Return these images followed by those of ``other``."""
         return Part(
