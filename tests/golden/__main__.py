@@ -29,7 +29,7 @@ FOLDERS = {"results": ("all", "generic"), "results/projection": ("generic",)}
 """Folder of records -> tables made from it."""
 ORIGIN = ("runs", "split", "metric", "select", "kind", "over", "against")
 NUMBERS = ("value", "std", "low", "high")
-AMONG_ROWS = ("rank", "p_value")
+AMONG_ROWS = ("rank", "p_value", "p_same")
 """Kinds of columns whose numbers depend on the other rows of the table."""
 
 Origin = tuple[str, ...]

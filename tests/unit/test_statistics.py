@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from feddg_bench.records.statistics import (
     clear_leads,
     collapsed,
     compare,
+    corrected,
     detectable,
     holm,
     improvement,
@@ -164,6 +166,28 @@ def test_one_scenario_in_several_columns_is_one() -> None:
     assert {name: values.tolist() for name, values in by_unit(rows).items()} == {
         "a": [1.0, 2.0, 3.0]
     }
+
+
+def test_for_exactly_these_units_seeds_are_the_error() -> None:
+    """A seed's effect on all units is part of it; differences between units are not."""
+    common, effects = [0.5, 2.0, 1.0, 3.0, 1.5], [4.0, -3.0, 2.0, -1.0]
+    row = {
+        ((0, f"unit {u}", f"scenario {u}"), seed): luck + effect
+        for seed, luck in enumerate(common)
+        for u, effect in enumerate(effects)
+    }
+    other = dict.fromkeys(row, 0.0)
+    means = [luck + 0.5 for luck in common]
+    found = compare(row, other)
+    assert found.p_same == pytest.approx(scipy.stats.ttest_1samp(means, 0).pvalue)
+    assert found.p_value > 0.2
+    fewer = {pair: value for pair, value in row.items() if pair != ((0, "unit 1", "scenario 1"), 4)}
+    assert math.isnan(compare(fewer, other).p_same)  # only four seeds are complete
+    two = [found, replace(found, p_same=0.04), replace(found, p_same=0.5)]
+    one, centralised, none = corrected(two, [True, False, True])
+    assert one.p_same == pytest.approx(2 * found.p_same)
+    assert math.isnan(centralised.p_same)
+    assert none.p_same == 0.5
 
 
 def test_scenarios_with_the_same_training_domains_are_one_unit() -> None:

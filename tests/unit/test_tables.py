@@ -302,6 +302,32 @@ def test_compute_is_a_ratio_over_the_reference_and_a_dash_where_a_record_counts_
     assert text == {"PARDON": "3.38", "MOON": DASH, "FedAvg": "1.00"}
 
 
+def test_no_p_value_for_centralised_rows_and_those_like_the_reference(
+    add: Add, tmp_path: Path
+) -> None:
+    """Holm's correction does not count them; below five seeds there is no test over seeds."""
+    for seed, (number, scenario) in product(range(5), enumerate(SCENARIOS)):
+        base = (0.5 + seed / 100,)
+        add("fedavg", scenario, seed, base)
+        add("fedbn", scenario, seed, base)
+        add("erm", scenario, seed, (0.6 + number / 100,), partition__kind="pooled")
+        add("pardon", scenario, seed, (0.55 + (seed % 2 + number) / 100,))
+        if seed < 4:
+            add("moon", scenario, seed, (0.51 + (seed + 1) * number / 100,))
+    found = cells(generic(tmp_path))
+    text = {
+        row: [found[row, f"unseen {kind}"]["text"] for kind in ("p", "p, these units")]
+        for row in ("PARDON", "MOON", "FedBN", "ERM")
+    }
+    assert text["FedBN"] == text["ERM"] == [DASH, DASH]
+    assert text["MOON"][1] == "too few seeds"
+    gaps = [5.0 + 1.5 + seed % 2 - seed for seed in range(5)]
+    alone = scipy.stats.ttest_1samp(gaps, 0).pvalue
+    assert float(found["PARDON", "unseen p, these units"]["value"]) == pytest.approx(alone)
+    of_units = scipy.stats.ttest_1samp([5.0 + number + 0.4 - 2.0 for number in range(4)], 0).pvalue
+    assert float(found["PARDON", "unseen p"]["value"]) == pytest.approx(2 * of_units)
+
+
 def test_two_scenarios_are_not_enough_for_a_test(add: Add, tmp_path: Path) -> None:
     for step, scenario in enumerate(SCENARIOS):
         if step == 2:
@@ -442,7 +468,7 @@ def test_p_values_are_corrected_for_the_rows_and_come_with_what_a_test_detects(
         detects = 4.2559 * gap.std(ddof=1) / 2  # noncentral t, three degrees of freedom
         assert float(found[method, "unseen detects"]["value"]) == pytest.approx(detects, rel=1e-4)
     caption = " ".join(grid.definitions)
-    assert "after Holm's correction for the rows" in caption
+    assert "corrected (Holm) for the number of methods" in caption
     assert (
         "detects: the smallest true difference that such a test detects with 80 % power" in caption
     )
@@ -1037,10 +1063,11 @@ def test_wide_tables_are_cut_where_summaries_begin(add: Add, tmp_path: Path) -> 
     heads = lambda most: [  # noqa: E731
         [grid.columns[n].head for n in block] for block in grid.blocks(lambda b: len(b) <= most)
     ]
-    scenarios, summaries = ["Chalk", "Ink", "Outline", "Poster"], ["mean", "difference", "p"]
-    assert heads(7) == [[*scenarios, *summaries]]
+    scenarios = ["Chalk", "Ink", "Outline", "Poster"]
+    summaries = ["mean", "difference", "p", "p, these units"]
+    assert heads(8) == [[*scenarios, *summaries]]
     assert heads(5) == heads(4) == [scenarios, summaries]
-    assert heads(3) == [["Chalk", "Ink"], ["Outline", "Poster"], summaries]
+    assert heads(3) == [["Chalk", "Ink"], ["Outline", "Poster", "mean"], summaries[1:]]
     assert heads(0) == [[head] for head in (*scenarios, *summaries)]
 
 

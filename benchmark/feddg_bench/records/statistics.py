@@ -36,6 +36,8 @@ POWER = 0.8
 """Power of a test for a difference that is called detectable."""
 FEWEST = 3
 """Minimum number of units or seeds for a test: fewer can show a difference peculiar to them."""
+FEWEST_SEEDS = 5
+"""Minimum number of seeds for a test with seeds as the error."""
 RESAMPLES = 1000
 TIE = 0.005
 """Accuracies in percent that are closer than this print the same, and tie."""
@@ -81,6 +83,8 @@ class Comparison:
     # than `FEWEST` units, as is the detectable difference (see `detectable`), and for fewer
     # seeds of any of them: the units share a seed's luck.
     p_value: float
+    # The same for exactly these units, with seeds as the error: see `_tested_over_seeds`.
+    p_same: float
     detectable: float
     wins: int  # units in which the row is better on average
     ties: int  # units in which it is equal, within `TIE` by default
@@ -153,13 +157,14 @@ def compare(
     """
     groups = _differences(row, other)
     if not groups:
-        return Comparison(Estimate(NAN), NAN, NAN, 0, 0, 0)
+        return Comparison(Estimate(NAN), NAN, NAN, NAN, 0, 0, 0)
     means = _means(groups)
     better = -means if lower_is_better else means
     wins, losses = int((better >= tie).sum()), int((better <= -tie).sum())
     return Comparison(
         t_interval(means),
         _tested(groups, seeds),
+        _tested_over_seeds(row, other),
         detectable(means),
         wins,
         len(means) - wins - losses,
@@ -184,10 +189,40 @@ def _tested(groups: Sequence[_Values], seeds: int = FEWEST) -> float:
     return t_test(_means(groups))
 
 
-def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return comparisons of several rows with the same one, with p-values corrected by `holm`."""
-    p_values = holm([one.p_value for one in comparisons])
-    return [replace(one, p_value=p) for one, p in zip(comparisons, p_values, strict=True)]
+def _tested_over_seeds(row: Sample, other: Sample) -> float:
+    """Return the p-value that the mean difference over exactly these units is 0.
+
+    A seed's mean over the units is one number, and `t_test` is over these: effects that a seed has
+    on all units, such as the luck of its initial weights, are part of the error. Pooling the
+    scatter within units would have more degrees of freedom, but rejects too often if there are such
+    effects. Seeds that lack a place do not count; NaN for fewer than `FEWEST_SEEDS`.
+    """
+    gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
+    seeds = by_seed(gaps, {place for place, _ in gaps})
+    if len(seeds) < FEWEST_SEEDS:
+        return NAN
+    groups = by_unit({pair: gap for pair, gap in gaps.items() if pair[1] in seeds})
+    return t_test(np.mean([*groups.values()], axis=0))
+
+
+def corrected(
+    comparisons: Sequence[Comparison], family: Sequence[bool] | None = None
+) -> list[Comparison]:
+    """Return comparisons of several rows with the same one, with p-values corrected by `holm`.
+
+    ``family`` says which of them are counted and have p-values; by default all.
+    """
+    kept = [True] * len(comparisons) if family is None else family
+    both = (
+        holm(
+            [getattr(one, name) if own else NAN for one, own in zip(comparisons, kept, strict=True)]
+        )
+        for name in ("p_value", "p_same")
+    )
+    return [
+        replace(one, p_value=similar, p_same=same)
+        for one, similar, same in zip(comparisons, *both, strict=True)
+    ]
 
 
 def simultaneous(comparisons: Sequence[Comparison]) -> list[Comparison]:

@@ -228,7 +228,7 @@ def _column(column: Column, main: str, against: str | None) -> dict[str, Any]:
         name = source.metric
     code = scenario if len(scenario) <= LONGEST else ""
     to = f"to {method_title(against or '')}"
-    below = {"difference": to, "excess": to, "p_value": "Holm"}
+    below = {"difference": to, "excess": to, "p_value": "Holm", "p_same": "Holm"}
     return {
         "name": name,
         "head": column.head,

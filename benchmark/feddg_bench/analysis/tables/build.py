@@ -221,8 +221,20 @@ class _Sheet:
                 compare(row.part(numbers), theirs, lower_is_better=lower, tie=self.tie)
                 for row in others
             ]
-            found[numbers] = dict(zip(others, corrected(each), strict=True))
+            family = [row not in self.outside_family for row in others]
+            found[numbers] = dict(zip(others, corrected(each, family), strict=True))
         return found
+
+    @cached_property
+    def outside_family(self) -> set[Row]:
+        """Rows that no p-value is corrected for: centralised ones, and those like the reference."""
+        theirs = None if self.reference is None else self.reference.sample
+        return {
+            row
+            for row in self.unordered
+            if row.sample == theirs
+            or (row.members and all(r.get("partition.kind") == "pooled" for r in row.members))
+        }
 
     @property
     def tie(self) -> float:
@@ -363,19 +375,24 @@ def _compared(
         return Entry(None)
     if kind == "wins":
         return Entry(None, f"{found.wins}/{found.ties}/{found.losses}", keys=keys)
-    if kind == "p_value":
-        if math.isnan(found.p_value):
+    if kind in ("p_value", "p_same"):
+        value = found.p_value if kind == "p_value" else found.p_same
+        if row in sheet.outside_family:
+            return Entry(None, keys=keys)
+        if math.isnan(value):
+            if kind == "p_same":
+                return Entry(None, captions.TOO_FEW, keys=keys)
             few = (captions.UNTESTED,) if found.units >= FEWEST else ()
-            return Entry(None, p_text(found.p_value), keys=keys, footnotes=few)
+            return Entry(None, keys=keys, footnotes=few)
         doubts: tuple[str, ...] = ()
         if row in sheet.collapsed:
             doubts = ("a t-test of means does not hold where runs collapse",)
-        elif is_blind(mine, theirs):
+        elif kind == "p_value" and is_blind(mine, theirs):
             doubts = (
                 "the seeds of one unit scatter far more than those of the others, so this test "
                 "has low power",
             )
-        return Entry(found.p_value, p_text(found.p_value), keys=keys, footnotes=doubts)
+        return Entry(value, p_text(value), keys=keys, footnotes=doubts)
     if kind == "detectable":
         return _estimate(Estimate(found.detectable), digits, keys)
     return _estimate(found.difference, digits, keys, signed=True)

@@ -88,6 +88,7 @@ TESTED = (
     "row after Holm's correction; the tests concern units like these, not new seeds"
 )
 _FEW = f"no row is marked as best, since the test over units needs at least {FEWEST} of them"
+TOO_FEW = "too few seeds"
 UNTESTED = f"no test, as it needs at least {FEWEST} seeds"
 _BOTH = (
     "unseen: the mean over both held-out domains of a scenario, val and test; val chose neither a "
@@ -103,8 +104,9 @@ _AGAINST = {
     "wins": "wins/ties/losses by unit",
     "difference": "mean difference with its 95 % interval (Student's t over units' mean "
     "differences), which describes units like these, not new seeds",
-    "p_value": "p of a two-sided t-test over units' mean differences, after Holm's correction "
-    "for the rows",
+    "p_value": "p of a two-sided t-test over units' mean differences, for units like these",
+    "p_same": "p, these units: of a two-sided t-test over the seeds' mean differences, for exactly "
+    "these units and further seeds; it needs five seeds",
     "detectable": "detects: the smallest true difference that such a test detects with 80 % power",
     "excess": "at equal id_test: the mean minus the mean predicted for {0} at the row's id_test, "
     "by the slope of {0}'s evaluated rounds on a logit scale, with a 95 % jackknife interval over "
@@ -214,7 +216,7 @@ def definitions(
         if tested >= FEWEST:
             said.append(_units(runs))
     kinds = {kind for group in description.groups for kind in group.summaries}
-    kinds -= {"p_value"} if few_seeds(seeds) else set()
+    kinds -= {"p_value", "p_same"} if few_seeds(seeds) else set()
     intervals = _INTERVALS if len(seeds) > 1 else {}
     against = [words + intervals.get(kind, "") for kind, words in _AGAINST.items() if kind in kinds]
     if reference is not None and against:
@@ -223,6 +225,13 @@ def definitions(
             f"comparisons are with {reference.label}, over the scenarios and seeds of both rows: "
             f"{listed}"
         )
+        shared = f"all rows are compared with the same runs of {reference.label}"
+        said.append(f"{shared}, whose luck moves all differences together")
+        if {"p_value", "p_same"} & kinds:
+            said.append(
+                "p-values are corrected (Holm) for the number of methods, without rows with all "
+                f"images in one place and rows that equal {reference.label} in every number"
+            )
     said += [SUMMARIES[kind] + intervals.get(kind, "") for kind in sorted(kinds & set(SUMMARIES))]
     if sources := {e.source: None for line in lines for e in line.entries if e and e.source}:
         apart = any(line.kind == "difference" for line in lines)

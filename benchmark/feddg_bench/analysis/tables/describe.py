@@ -33,6 +33,7 @@ Summary = Literal[
     "wins",
     "difference",
     "p_value",
+    "p_same",
     "detectable",
     "excess",
     "compute",
@@ -40,11 +41,12 @@ Summary = Literal[
 ]
 """Over the columns of a group: the mean; the mean on ``id_test``; the smallest; the interquartile
 mean over scenarios and seeds; the mean rank among rows. Compared with the table's ``against``:
-wins, ties and losses by unit, the mean difference, the p-value of a t-test over units after
-Holm's correction for the rows, the smallest difference that this test detects, the difference at
-equal ``id_test``, the ratio of operations, and the probability that a run is better."""
+wins, ties and losses by unit, the mean difference, the p-values of t-tests over units and, for
+exactly these units, over seeds, after Holm's correction for the rows, the smallest difference that
+the first test detects, the difference at equal ``id_test``, the ratio of operations, and the
+probability that a run is better."""
 COMPARED: frozenset[str] = frozenset(
-    {"wins", "difference", "p_value", "detectable", "excess", "compute", "improvement"}
+    {"wins", "difference", "p_value", "p_same", "detectable", "excess", "compute", "improvement"}
 )
 """Summaries that compare with a method."""
 
@@ -57,6 +59,7 @@ HEADS: Mapping[Summary, str] = {
     "wins": "w/t/l",
     "difference": "difference",
     "p_value": "p",
+    "p_same": "p, these units",
     "detectable": "detects",
     "excess": "at equal id_test",
     "compute": "compute",

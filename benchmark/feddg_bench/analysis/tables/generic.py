@@ -321,7 +321,7 @@ def _describe(
     if len({run.train for run in runs}) < FEWEST:
         kinds = [kind for kind in kinds if kind not in ("detectable", "excess")]
     if len({run.seed for run in runs}) < FEWEST:
-        kinds = [kind for kind in kinds if kind != "p_value"]
+        kinds = [kind for kind in kinds if kind not in ("p_value", "p_same")]
     summaries = {kind: HEADS[kind] for kind in kinds}
     mean: dict[Summary, str] = {"mean": HEADS["mean"]} if several else {}
     shown: dict[str, Any] = {"summaries": summaries, "details": list(DETAILS)}

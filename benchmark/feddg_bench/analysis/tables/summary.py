@@ -51,8 +51,9 @@ def summary(records: Sequence[RunRecord]) -> Grid:
 def compared(records: Sequence[RunRecord]) -> Grid:
     """Return the table of several methods' runs: last round, differences to the first method.
 
-    Numbers are means over scenarios. P-values are corrected (Holm) for the number of methods. The
-    runs must be finished, and of one data set and protocol.
+    Numbers are means over scenarios. P-values are corrected (Holm) for the number of methods,
+    without centralised ones and those equal to the first. The runs must be finished, and of one
+    data set and protocol.
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -60,7 +61,11 @@ def compared(records: Sequence[RunRecord]) -> Grid:
     first, shown = records[0], _columns(records)
     samples = {name: _sample(runs) for name, runs in groups.items()}
     reference = samples.pop(first.method)
-    several = corrected([compare(sample, reference) for sample in samples.values()])
+    family = [
+        sample != reference and groups[name][0].settings["partition"]["kind"] != "pooled"
+        for name, sample in samples.items()
+    ]
+    several = corrected([compare(sample, reference) for sample in samples.values()], family)
     gaps = dict(zip(samples, several, strict=True))
     rows = [(name, dict(_by_scenario(runs, shown)[-1][1])) for name, runs in groups.items()]
     for name, cells in rows:

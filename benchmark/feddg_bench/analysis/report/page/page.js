@@ -160,7 +160,7 @@
   }
 
   // The best number is on top.
-  const naturally = (name, view) => (name === "method" || name === "p_value" || view.lower ? "asc" : "desc");
+  const naturally = (name, view) => (name === "method" || name === "p_value" || name === "p_same" || view.lower ? "asc" : "desc");
 
   function sortHead(name, text, below, sorted, view) {
     const current = sorted.sort === name;
