@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from feddg_bench.common.errors import FeddgError
+from feddg_bench.common.streams import derive_seed
 from feddg_bench.core.messages import encode
 from feddg_bench.core.method import Method
 from feddg_bench.testing import start_toy_run
@@ -87,6 +88,28 @@ def test_global_generators_are_those_of_the_run(place, library):
         loss = results[-1].evaluation["test"]["bright"]["loss"]
         ends.add((encode(run.server.state()), loss))
     assert len(ends) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("prepare", ("server half", "prepare", 0)),
+        ("fit", ("fit", 1, "client_2")),
+        ("aggregate", ("server half", "run_round", 1)),
+        ("global_model", ("server half", "global_model", 1)),
+    ],
+)
+def test_each_call_has_the_stream_of_its_name(place, names):
+    """Other streams would change the numbers of every method with dropout."""
+    seeds: list[int] = []
+
+    def look(_method):
+        seeds.append(torch.initial_seed())
+        return 0.0
+
+    run = start(place, look)
+    run.rounds(1)
+    assert seeds[0] == derive_seed(run.settings.seed, *names)
 
 
 @pytest.mark.parametrize("library", DRAWS)

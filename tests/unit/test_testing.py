@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -231,6 +232,16 @@ LEFT = {
     "threads": (lambda _m, _c: torch.set_num_threads(2), "the number of threads"),
     "type": (lambda _m, _c: torch.set_default_dtype(torch.float64), "PyTorch's default type"),
     "gradients": (lambda _m, _c: torch.set_grad_enabled(False), "whether PyTorch computes"),
+    "precision": (
+        lambda _m, _c: torch.set_float32_matmul_precision("high"),
+        "the precision of matrix products",
+    ),
+    "convolutions": (
+        lambda _m, _c: setattr(torch.backends.cudnn, "benchmark", True),
+        "the choice of convolutions",
+    ),
+    "tiny numbers": (lambda _m, _c: torch.set_flush_denormal(True), "the rounding of tiny numbers"),
+    "logging": (lambda _m, _c: logging.getLogger().setLevel(7), "the level of logging"),
     "frozen weight": (
         lambda m, _c: m.classifier.bias.requires_grad_(False),
         "whether classifier.bias takes gradients",
@@ -295,8 +306,17 @@ def process(monkeypatch):
     """Put back what clients leave behind in this process."""
     monkeypatch.chdir(".")
     monkeypatch.setattr(F, "cross_entropy", F.cross_entropy)
+    monkeypatch.setattr(logging.getLogger(), "level", logging.getLogger().level)
     yield
     torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = False
+    torch.set_flush_denormal(False)
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = (
+            "none"
+        )
+    else:
+        torch.set_float32_matmul_precision("highest")
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
 

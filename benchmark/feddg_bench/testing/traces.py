@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import zlib
 from collections.abc import Iterator, Sized
@@ -21,12 +22,18 @@ from feddg_bench.engine.worker import Worker
 
 def process_settings() -> dict[str, Any]:
     """Return a snapshot of this process's settings by name."""
+    # Once a script sets the precision in PyTorch's new way, reading it in the old way is an error.
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     return {
         "the working folder": Path.cwd(),
         "the number of threads": torch.get_num_threads(),
         "PyTorch's default type": torch.get_default_dtype(),
         "whether PyTorch computes gradients": torch.is_grad_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the choice of convolutions by speed": torch.backends.cudnn.benchmark,
+        "the precision of matrix products": precision or torch.get_float32_matmul_precision(),
+        "the rounding of tiny numbers to 0": bool(torch.tensor(1e-40) * 1),
+        "the level of logging": logging.getLogger().level,
         "torch.nn.functional": _members(vars(F)),
     }
 
