@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import feddg_bench as fb
+from feddg_bench.records.runs import metric_of, read_runs
 from feddg_bench.records.store import ResultsStore
 
 Run = Callable[..., Any]
@@ -62,6 +65,79 @@ def test_label_skew_from_a_run_to_a_table_and_a_map(
         counts[row["client"]] += 1
     assert max(counts.values()) <= most
     assert sum(int(row["images"]) for row in rows(by_domain)) == len(indices)
+
+
+class Stop(fb.Observer):
+    """Stops a run after its first round, as Ctrl-C does."""
+
+    def round(self, run: fb.Run, result: Any) -> None:
+        if result.round == 1:
+            raise KeyboardInterrupt
+
+
+def test_accuracy_of_clients_from_a_run_to_a_table(feddg: Run, tmp_path: Path) -> None:
+    """FedBN's clients have models of their own; any number of workers and a resume agree."""
+    pairs: dict[str, Any] = {
+        "backbone.name": "mobilenet_v2",
+        "backbone.pretrained": False,
+        "data.image_size": 8,
+        "evaluation.every": 1,
+        "data.client_test_fraction": 0.2,
+        "federation.unseen_clients": 2,
+        "train.local_epochs": 1,
+    }
+    given = [f"{name}={value}" for name, value in pairs.items()]
+    asked = ("run", "--method", "fedbn", *SMALL[:10], *given)
+    for folder, workers in (("one", 1), ("two", 2)):
+        done = feddg(*asked, "--workers", workers, "--results", folder)
+        assert done.code == 0, done.err
+    with pytest.raises(KeyboardInterrupt):
+        fb.run(
+            "fedbn",
+            protocol="lodo",
+            scenario="chalk",
+            settings={"clients": 12, "per_round": 6, "rounds": 2} | pairs,
+            results=tmp_path / "stopped",
+            checkpoint_every=1,
+            observers=[Stop()],
+            quiet=True,
+        )
+    assert feddg(*asked, "--results", "stopped").code == 0
+    one, two, resumed = (
+        next(iter(ResultsStore(tmp_path / name))) for name in ("one", "two", "stopped")
+    )
+    assert one.numbers() == two.numbers() == resumed.numbers()
+
+    trained = {name for entry in one.rounds for name in entry.cohort}
+    evaluation = one.evaluation()
+    clients, unseen = evaluation["client_test"], evaluation["unseen_clients"]
+    assert (len(clients), len(unseen)) == (10, 2)
+    assert set(one.personal or {}) == trained
+    assert trained <= set(clients)
+    assert not trained & set(unseen)
+    images = one.data.images
+    for split in ("client_test", "unseen_clients"):
+        assert images[split] == {name: m["images"] for name, m in evaluation[split].items()}
+        assert all(
+            set(measured) == {"accuracy", "images"} for measured in evaluation[split].values()
+        )
+
+    (run,) = read_runs(Path("one"))
+    whole = run.evaluation("last") or {}
+    expected = {"client": clients, "unseen_client": unseen, "personal": one.personal or {}}
+    for prefix, parts in expected.items():
+        values = sorted(part["accuracy"] for part in parts.values())
+        summaries = {"mean": np.mean(values), "std": np.std(values), "worst": values[0]}
+        for name, value in (summaries | {"worst_tenth": values[0]}).items():
+            found = metric_of(run, whole, "test", f"{prefix}_{name}")
+            assert found == pytest.approx(value), (prefix, name)
+            assert metric_of(run, whole, "id_test", f"{prefix}_{name}") is None
+    for metric in ("client_mean", "personal_worst_tenth"):
+        made = feddg("tables", "generic", "--metric", metric, "--results", "one", "--out", "t")
+        assert made.code == 0, made.err
+        (table,) = Path("t").glob(f"*-{metric}.csv")
+        (cell,) = [row for row in rows(table) if row["kind"] == "measured"]
+        assert float(cell["value"]) == pytest.approx(100 * metric_of(run, whole, "test", metric))
 
 
 def test_calibration_from_a_run_to_a_table(feddg: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,37 @@ def test_with_batch_normalisation_there_is_nothing_to_tell(run, caplog):
     with caplog.at_level(logging.WARNING):
         run.method.prepare(run.server)
     assert caplog.records == []
+
+
+# ------------------------------------------------------------------------- personal models
+
+
+@pytest.mark.parametrize("more", [{}, BATCH])
+def test_a_personal_model_is_the_clients_own_after_training(start_run, toy_federation, more):
+    """Its accuracy stays with the client; FedAvg has no such model."""
+    held = dict(zip(toy_federation.clients, np.arange(60).reshape(4, 15), strict=True))
+    own = replace(toy_federation, of_clients={"client_test": held})
+    run = start_run("fedbn", MOBILENET, more, federation=own, executor=TaskRecorder())
+    run.rounds(2)
+    latest = {}
+    for reply in run.executor.replies:
+        latest[reply.client] = reply
+    assert len(latest) >= 3
+    twin = start_run("fedbn", MOBILENET, federation=toy_federation).method.eval()
+    for name, reply in latest.items():
+        twin.load_state_dict({**reply.value.weights, **reply.memory["private state"]}, strict=False)
+        images = torch.from_numpy(own.images[held[name]]).permute(0, 3, 1, 2) / 255
+        with torch.no_grad():
+            guessed = twin(images).argmax(1).numpy()
+        expected = {"accuracy": (guessed == own.labels[held[name]]).mean(), "images": 15}
+        assert run.executor.memories[name]["personal"] == expected
+        assert "personal" not in reply.value.extra
+    plain = start_run("fedbn", MOBILENET, more, federation=toy_federation, executor=TaskRecorder())
+    plain.rounds(2)
+    bitwise(plain.server.weights, run.server.weights)
+    other = start_run("fedavg", MOBILENET, federation=own)
+    other.rounds(1)
+    assert not any("personal" in memory for memory in other.executor.memories.values())
 
 
 # -------------------------------------------------------------- local and averaged parameters

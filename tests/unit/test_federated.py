@@ -55,6 +55,64 @@ def test_every_image_has_one_place(dataset, validation):
     assert set(parts.validation) in (set(), set(parts.clients))
 
 
+@pytest.mark.parametrize("validation", [False, True])
+@pytest.mark.parametrize(("share", "unseen"), [(0.2, 0), (0.0, 2), (0.25, 3)])
+def test_images_of_clients_have_one_place(dataset, validation, share, unseen):
+    asked = settings(
+        data=DataSettings(client_test_fraction=share),
+        federation=FederationSettings(per_round=3, unseen_clients=unseen),
+    )
+    plain = spread(settings(), dataset, role(dataset))
+    parts, again = (spread(asked, dataset, role(dataset), validation=validation) for _ in range(2))
+    apart = [index for held in parts.of_clients.values() for index in held.values()]
+    held = [index for name, index in parts.splits.items() if name != "train"]
+    assert sorted(np.concatenate([*held, *apart, *parts.clients.values()])) == list(range(1797))
+    assert str(parts) == str(again)
+    tests, never = (parts.of_clients.get(s, {}) for s in ("client_test", "unseen_clients"))
+    assert len(never) == unseen
+    assert {*parts.clients, *never} == {*plain.clients}
+    assert {*parts.clients} == {*tests} if share else not tests
+    for name, index in plain.clients.items():
+        if name in never:
+            assert never[name].tolist() == index.tolist()
+        elif share:
+            assert len(tests[name]) == round(share * len(index))
+            assert set(tests[name]) < set(index)
+    if not validation:  # else clients without validation images give up some
+        train = sorted(np.concatenate([*parts.clients.values()]))
+        assert parts.splits["train"].tolist() == train
+    assert parts.partition.digest() == plain.partition.digest()
+
+
+def test_a_client_keeps_an_image_to_train_and_one_to_test(dataset):
+    many = settings(
+        data=DataSettings(client_test_fraction=0.01),
+        partition=PartitionSettings(clients=400, heterogeneity=0),
+    )
+    parts = spread(many, dataset, role(dataset))
+    assert {len(index) for index in parts.of_clients["client_test"].values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"unseen_clients": 6},
+            "federation.unseen_clients is 6, but of the clients that hold images (6)",
+        ),
+        ({"unseen_clients": 4}, "federation.per_round is 3, more than the clients that train (2)"),
+        ({"unseen_clients": 5, "per_round": 1}, "leave no training image of"),
+    ],
+)
+def test_too_few_clients_are_left_to_train(dataset, values, words):
+    asked = settings(
+        partition=PartitionSettings(clients=6, heterogeneity=0),
+        federation=FederationSettings(**{"per_round": 3} | values),
+    )
+    with refused(SettingsError, words):
+        spread(asked, dataset, role(dataset))
+
+
 def test_counts_and_federation_agree(dataset):
     records = dataset.records()
     parts = spread(settings(), dataset, role(dataset))

@@ -206,6 +206,26 @@ def test_outputs_that_overflowed_give_no_number(wrong):
     assert np.isnan(table.numbers[0, [c[2] in ("nll", "ece") for c in table.columns]]).all()
 
 
+def test_summaries_over_clients_by_hand():
+    values = np.array([0.9, 0.2, 0.5, 0.4, 1.0, 0.8, 0.7, 0.6, 0.3, 0.9, 0.8])
+    found = {name: float(METRICS[f"client_{name}"].over(values)) for name in SUMMARIES}
+    assert found == {
+        "mean": pytest.approx(7.1 / 11),
+        "std": pytest.approx(np.std(values)),
+        "worst_tenth": 0.25,  # two of eleven
+        "worst": 0.2,
+    }
+    assert METRICS["personal_worst_tenth"].over(values[:10]) == 0.2
+    assert [METRICS[f"client_{name}"].lower for name in SUMMARIES] == [False, True, False, False]
+    assert find_metric("client_mean").label == "accuracy, mean over clients (%)"
+    assert find_metric("unseen_client_worst", "regression").label == (
+        "Pearson's r, worst of unseen clients"
+    )
+
+
+SUMMARIES = ("mean", "std", "worst_tenth", "worst")
+
+
 def test_tasks_name_their_metrics():
     for name, task in TASKS.items():
         assert task.name == name

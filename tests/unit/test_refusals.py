@@ -85,6 +85,7 @@ KINDS: dict[str, Kind] = {
     "data.image_size": whole(8, 1024),
     "data.id_val_fraction": share("0", "1", closed="[)"),
     "data.id_test_fraction": share("0", "1", closed="[)"),
+    "data.client_test_fraction": share("0", "1", closed="[)"),
     "augment.crop_scale": Kind(("[0.5, 1.0]", "null", "[1, 1]"), CROP),
     "augment.flip": share("0", "1"),
     "augment.hue": share("0", "0.5"),

@@ -191,6 +191,8 @@ OTHER = {
     "evaluation.start": 2,
     "evaluation.splits": ["test"],
     "evaluation.metrics": ["ece"],
+    "data.client_test_fraction": 0.2,
+    "federation.unseen_clients": 2,
     "evaluation.batch_size": 64,
     "gpu.tf32": True,
     "gpu.autotune": True,

@@ -23,6 +23,7 @@ _SYNONYMS: Mapping[str, str] = {
     "device": "gpu gpus cuda",
     "workers": "num_workers n_jobs",
     "federation.rounds": "num_rounds n_rounds global_rounds comm_rounds communication_rounds",
+    "federation.unseen_clients": "num_new_clients new_clients",
     "federation.per_round": "participation participation_rate frac fraction fraction_fit "
     "join_ratio clients_per_round",
     "partition.clients": "num_clients n_clients num_users n_parties",

@@ -101,6 +101,9 @@ class DataSettings(Section):
     """Share of each training domain and class held out as ``id_val``, after ``id_test``."""
     id_test_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of each training domain and class held out as ``id_test``."""
+    client_test_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of each client's images held out as ``client_test``, for accuracy per client; at least
+    one image of a client that holds two."""
     background: Literal["black", "white"] = "black"
     """Treatment of transparent pixels in image files. ``black``: use the colour stored below them,
     which is mostly black; ``white``: composite them onto white."""
@@ -287,6 +290,9 @@ class FederationSettings(Section):
     """Client weights in a mean: numbers of images, or equal weights."""
     server_lr: float = Field(1.0, gt=0)
     """Step from the old global model towards the aggregate; trainable parameters only."""
+    unseen_clients: int = Field(0, ge=0, le=MANY)
+    """Clients of the training domains, drawn by the seed, that never train: all of their images are
+    evaluated."""
     on_fault: Literal["drop", "fail"] = "drop"
     """If a client fails, for example with NaN or wrong shapes in its reply: ``drop`` continues the
     round without the client, ``fail`` ends the run."""

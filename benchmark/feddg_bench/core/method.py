@@ -375,6 +375,15 @@ class Method(LightningModule):
         self.log(f"{split}_loss", loss, batch_size=len(labels))
         self.log(f"{split}_{self.metric_name}", metric, batch_size=len(labels))
 
+    def personal_model(self, client: Client) -> Weights | None:
+        """Return the whole state of the client's own model, ``None`` if there is none.
+
+        A method whose clients keep state returns the model with which a client predicts for itself.
+        This runs after each training of a client that holds test images, before aggregation, with
+        the module as training left it. The record keeps the last accuracy of each client.
+        """
+        return None
+
     # ------------------------------------------------------------ server half
 
     def prepare(self, server: Server) -> None:

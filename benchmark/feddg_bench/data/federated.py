@@ -8,7 +8,7 @@ It needs no PyTorch, so that unsuitable settings are rejected before any decodin
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.common.streams import derive_seed
+from feddg_bench.common.streams import derive_seed, generator
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.partition import Partition, make_partition, validation_parts
 from feddg_bench.data.protocols import Scenario
 from feddg_bench.data.splits import Splits, published_splits, read_split_csv, split_by_domain
-from feddg_bench.records.metrics import WHOLE
+from feddg_bench.records.metrics import CLIENT_SPLITS, METRICS, WHOLE, metrics_of
 
 
 class Spread(NamedTuple):
@@ -32,6 +32,8 @@ class Spread(NamedTuple):
     partition: Partition  # the training images of all clients, empty ones included
     clients: dict[str, np.ndarray]  # name -> training images of every client that holds any
     validation: dict[str, np.ndarray]  # the same for validation images, if the method needs them
+    # One of `CLIENT_SPLITS` -> client -> images on which it is evaluated.
+    of_clients: dict[str, dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Federation:
     # Domain of each image, int64 [N]: an index into `sources`, -1 for others.
     domain_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     validation: dict[str, np.ndarray] = field(default_factory=dict)  # if the method needs it
+    of_clients: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)  # see `Spread`
     task: str = "classification"  # `classification` or `regression`
     metrics: tuple[str, ...] = ("accuracy",)  # to measure, the first is the key metric
     # Group of each image, int64 [N]: index into `group_names`, -1 for none; empty without groups.
@@ -60,6 +63,15 @@ class Federation:
         """Return the domain id of each of a client's training images, in the client's order."""
         index = self.clients[client]
         return self.domain_ids[index] if len(self.domain_ids) else np.full(len(index), -1)
+
+    def main_metric(self, index: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
+        """Return the task's main metric of predictions for some images, and ``images``."""
+        metric = METRICS[metrics_of(self.task)[0]]
+        assert metric.function is not None  # noqa: S101 - a main metric is measured
+        return {
+            metric.name: metric.function(self.labels[index], predictions),
+            "images": len(index),
+        }
 
 
 def spread(
@@ -115,19 +127,61 @@ def spread(
     )
     pairs = zip(partition.clients, partition.indices, strict=True)
     clients = {name: index for name, index in pairs if len(index)}
+    of_clients: dict[str, dict[str, np.ndarray]] = {}
+    if settings.federation.unseen_clients or settings.data.client_test_fraction:
+        clients, of_clients = _of_clients(settings, clients)
+        left = train[np.isin(train, np.concatenate([*clients.values()]))]
+        for names, each in ((dataset.domains, ids), (dataset.classes, records.labels)):
+            if names and (lost := {*each[train].tolist()} - {*each[left].tolist()}):
+                raise SettingsError(
+                    f"data.client_test_fraction={settings.data.client_test_fraction:g} and "
+                    f"federation.unseen_clients={settings.federation.unseen_clients} leave no "
+                    f"training image of {', '.join(names[n] for n in sorted(lost))}: lower them"
+                )
+        splits = {**splits, "train": left}
+        none = np.empty(0, dtype=np.int64)
+        own = tuple(clients.get(name, none) for name in partition.clients)
     held_out: dict[str, np.ndarray] = {}
     if validation:
         id_val = splits.get("id_val", np.empty(0, dtype=np.int64))
+        shown = replace(partition, indices=own) if of_clients else partition
         clients, held_out = validation_parts(
-            settings.partition, partition, id_val, ids[id_val], seed=seed
+            settings.partition, shown, id_val, ids[id_val], seed=seed
         )
     per_round = settings.federation.per_round
     if per_round is not None and per_round > len(clients):
         raise SettingsError(
-            f"federation.per_round is {per_round}, more than the clients that hold images "
-            f"({len(clients)}); lower --per-round"
+            f"federation.per_round is {per_round}, more than the clients that "
+            f"{'train' if of_clients else 'hold images'} ({len(clients)}); lower --per-round"
         )
-    return Spread(splits, partition, clients, held_out)
+    return Spread(splits, partition, clients, held_out, of_clients)
+
+
+def _of_clients(
+    settings: RunSettings, clients: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]]]:
+    """Return the training images of the clients that train, and `Spread.of_clients`."""
+    names, share = [*clients], settings.data.client_test_fraction
+    count = settings.federation.unseen_clients
+    if count >= len(names):
+        raise SettingsError(
+            f"federation.unseen_clients is {count}, but of the clients that hold images "
+            f"({len(names)}) at least one must train; lower it"
+        )
+    draws = generator(settings.seed, "unseen clients")
+    apart = {names[n] for n in draws.choice(len(names), count, replace=False)}
+    unseen = {name: index for name, index in clients.items() if name in apart}
+    training, tests = {}, {}
+    for name, index in clients.items():
+        if name in apart:
+            continue
+        order = generator(settings.seed, "client test", name).permutation(len(index))
+        held = min(max(1, round(share * len(index))), len(index) - 1) if share else 0
+        training[name] = index[np.sort(order[held:])]
+        if held:
+            tests[name] = index[np.sort(order[:held])]
+    found = zip(CLIENT_SPLITS, (tests, unseen), strict=True)
+    return training, {split: parts for split, parts in found if parts}
 
 
 def _splits(settings: RunSettings, dataset: DomainDataset, scenario: Scenario) -> Splits:
@@ -299,6 +353,7 @@ def make_federation(
         sources=scenario.train,
         domain_ids=source_ids[records.domains],
         validation=parts.validation,
+        of_clients=parts.of_clients,
         task=dataset.task,
         metrics=tuple(dict.fromkeys((*dataset.metrics, *metrics))),
         groups=np.empty(0, dtype=np.int64) if records.groups is None else records.groups,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ def evaluate(
 
     Images are evaluated in chunks of fixed size whose results are joined in order, so the numbers
     do not depend on how many workers share them. If a metric of the data set over a whole split is
-    not the mean over its domains, the whole split is measured too, as ``all``.
+    not the mean over its domains, the whole split is measured too, as ``all``. Of clients, only
+    the main metric is measured.
     """
     jobs = list(_chunks(federation, chunk))
     results = executor.evaluate(weights, [index for _, _, index in jobs])
@@ -38,8 +40,21 @@ def evaluate(
             if WHOLE not in domains:
                 domains[WHOLE] = _Part.together(domains.values())
     return {
-        split: {domain: part.measure(federation) for domain, part in domains.items()}
+        split: _by_client(federation, split, domains[WHOLE])
+        if split in federation.of_clients
+        else {domain: part.measure(federation) for domain, part in domains.items()}
         for split, domains in parts.items()
+    }
+
+
+def _by_client(federation: Federation, split: str, whole: _Part) -> dict[str, dict[str, float]]:
+    """Return the main metric of each client, given all images of a split of clients."""
+    held = federation.of_clients[split]
+    ends = np.cumsum([len(index) for index in held.values()])[:-1]
+    each = np.split(whole.joined().predictions, ends)
+    return {
+        name: federation.main_metric(index, predictions)
+        for (name, index), predictions in zip(held.items(), each, strict=True)
     }
 
 
@@ -93,7 +108,11 @@ class _Part:
 
 
 def _chunks(federation: Federation, size: int) -> Iterator[tuple[str, str, np.ndarray]]:
-    for split, domain, index in federation.evaluation:
+    of_clients = (
+        (split, WHOLE, np.concatenate([*held.values()]))
+        for split, held in federation.of_clients.items()
+    )
+    for split, domain, index in chain(federation.evaluation, of_clients):
         for start in range(0, len(index), size):
             yield split, domain, index[start : start + size]
 

@@ -27,7 +27,7 @@ from feddg_bench.core.lightning import (
     MixedPrecision,
     SingleDeviceStrategy,
 )
-from feddg_bench.core.messages import Reply, Task, Weights, copied, leaves, plain
+from feddg_bench.core.messages import LocalUpdate, Reply, Task, Weights, copied, leaves, plain
 from feddg_bench.core.method import Method
 from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
@@ -39,7 +39,7 @@ from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.models.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
 from feddg_bench.protection.guarantee import noised
-from feddg_bench.records.metrics import find_metric
+from feddg_bench.records.metrics import PERSONAL, find_metric
 
 logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every precision
 
@@ -168,6 +168,7 @@ class Worker:
             stays: Whether the value is not sent, so that it can be of any type; used for figures.
         """
         client = self._client(task)
+        personal = client.memory.pop(PERSONAL, None)
         value, seconds = self._do(task, client)
         own = {tensor.data_ptr() for tensor in self.method.state.tensors.values()}
         if not stays:
@@ -175,6 +176,10 @@ class Worker:
             value = noised(value, task, self.method, self.settings.privacy, self.settings.seed)
         memory = plain(client.memory, own)
         leaves(memory)  # raises if anything may not be kept
+        if not stays and isinstance(value, LocalUpdate):  # last, because it loads other weights
+            personal = self._personal(client) or personal
+        if personal is not None:
+            memory[PERSONAL] = personal
         images = len(self.data[task.client])
         return Reply(task.client, images, value, client.metrics(), memory, seconds)
 
@@ -200,6 +205,25 @@ class Worker:
         if self._initial_private:
             client.memory["private state"] = self.method.state.private_weights()
         return value, {"copy": loaded - start, "work": time.perf_counter() - loaded}
+
+    def _personal(self, client: Client) -> dict[str, float] | None:
+        """Return the main metric of a client's personal model on its own test images, if any."""
+        federation = self.spec.federation
+        index = federation.of_clients.get("client_test", {}).get(client.name)
+        if index is None:
+            return None
+        where = f"{client.name}, round {client.round}, personal_model"
+        stream, device = ("personal_model", client.round, client.name), self.device
+        with (
+            plugin_call(
+                self.method, where, "client.memory", self.settings.seed, *stream, device=device
+            ),
+            self.method.state.serving(client),
+        ):
+            model = self.method.personal_model(client)
+            if model is None:
+                return None
+            return federation.main_metric(index, self.evaluate(model, index).predictions)
 
     def _train_mode(self) -> None:
         """Call ``self.method.train()`` if needed; checking is faster than calling it each time."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from feddg_bench.config.keys import run_key
 from feddg_bench.config.schema import EvaluationSettings, FederationSettings, PrivacySettings
-from feddg_bench.records.metrics import WHOLE
+from feddg_bench.records.metrics import CLIENT_SPLITS, WHOLE
 
 Evaluation = Mapping[str, Mapping[str, Mapping[str, Any]]]  # see `records.record`
 _DEFAULTS: Final = {
@@ -110,13 +110,15 @@ def fault_of_evaluations(
         if not held.get(role):
             return f"data.images: there is none for {role}, which scenario {scenario} has"
     for split, domains in held.items():
+        if split in CLIENT_SPLITS:
+            continue
         inside = {WHOLE, *roles.get(split, roles["train"])}
         # Under `wilds` a role can have many domains, of which the record has the number.
         if settings.get("protocol") != "wilds" and domains.keys() - inside:
             return f"data.images: {split} holds domains that it has not in {scenario}"
     if not isinstance(splits, list | tuple) or not all(isinstance(s, str) for s in splits):
         return f"evaluation.splits is {splits!r} in its settings, not a list of names"
-    asked = splits or [split for split in held if split != "train"]
+    asked = [*(splits or [split for split in held if split != "train"]), *CLIENT_SPLITS]
     wanted = {split: parts for split, parts in held.items() if parts and split in asked}
     timing = {
         name: setting(settings, key)
@@ -174,6 +176,12 @@ def fault_of_privacy(settings: Mapping[str, Any], found: Mapping[str, Any] | Non
     if {found["epsilon"] is not None, found["protects"] is not None} != {private}:
         return "privacy: it must say whom an epsilon protects, and by how much, or neither"
     return ""
+
+
+def fault_of_personal(found: Mapping[str, Mapping[str, Any]], main: str) -> str:
+    """Return the fault of the measurements of personal models, which all need the main metric."""
+    lacking = [client for client, measured in found.items() if main not in measured]
+    return f"personal: {main} of {lacking[0]} is not there" if lacking else ""
 
 
 def setting(settings: Mapping[str, Any], key: str) -> Any:

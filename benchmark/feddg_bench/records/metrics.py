@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 WHOLE = "all"
 """Name of the part of a split that holds all of its images."""
+
+CLIENT_SPLITS = ("client_test", "unseen_clients")
+"""Splits whose parts are clients instead of domains."""
+PERSONAL = "personal"
+"""Name for the accuracies of clients' personal models, on their ``client_test``."""
 
 
 def accuracy(truth: Values, predictions: Values) -> float:
@@ -181,6 +186,9 @@ class Metric:
     asked: bool = False  # whether it is measured only if a data set or a setting names it
     logs: bool = False  # whether `function` takes logarithms of probabilities for predictions
     lower: bool = False  # whether lower is better
+    # The split over whose clients `over` summarises the task's main metric, or `PERSONAL`.
+    clients: str = ""
+    over: Callable[[Values], Any] | None = None
 
     def display(self, value: float) -> float:
         """Return a value in its display unit: a share in percent."""
@@ -203,6 +211,42 @@ def _asked(
     own: dict[str, Any] = {"logs": True, "lower": True, **more}
     tasks = ("classification",)
     return Metric(name, title, range=(0, most), tasks=tasks, function=function, asked=True, **own)
+
+
+def _worst_tenth(values: Values) -> Any:
+    import numpy as np
+
+    return np.sort(values)[: -(-len(values) // 10)].mean()
+
+
+_OVER: dict[str, tuple[str, Callable[[Values], Any]]] = {
+    "mean": ("mean over", lambda values: values.mean()),
+    "std": ("standard deviation over", lambda values: values.std()),
+    "worst_tenth": ("mean over the worst tenth of", _worst_tenth),
+    "worst": ("worst of", lambda values: values.min()),
+}
+"""Summaries over clients, which all count the same: the mean (FDSE, CVPR 2025), the population
+standard deviation (PFLlib), the mean of the worst tenth, rounded up (q-FFL, ICLR 2020), the worst.
+"""
+
+
+def _over_clients() -> Iterator[Metric]:
+    """Yield the summaries over clients of each kind."""
+    for prefix, split, whom in (
+        ("client", CLIENT_SPLITS[0], "clients"),
+        ("unseen_client", CLIENT_SPLITS[1], "unseen clients"),
+        (PERSONAL, PERSONAL, "clients' personal models"),
+    ):
+        for name, (title, over) in _OVER.items():
+            yield Metric(
+                f"{prefix}_{name}",
+                f"{title} {whom}",
+                percent=True,
+                tasks=(),
+                lower=name == "std",
+                clients=split,
+                over=over,
+            )
 
 
 METRICS = {
@@ -228,13 +272,14 @@ METRICS = {
         ),
         Metric("recovered", "recovered", True, tasks=()),
         Metric("attained", "difference to the attainable accuracy", True, tasks=()),
+        *_over_clients(),
     )
 }
 """All metrics by name. The first one of a task is its main metric; `worst_group` is the smallest
 value of that metric over groups of images, with its unit and range (see `find_metric`). Those
-without a task are not measured; `derived` computes them."""
+without a task are not measured: `derived` computes them, or they summarise clients."""
 
-DERIVED = tuple(metric.name for metric in METRICS.values() if not metric.tasks)
+DERIVED = tuple(m.name for m in METRICS.values() if not (m.tasks or m.clients))
 """Names of the metrics that `derived` computes."""
 
 GAP = 0.2
@@ -285,4 +330,7 @@ def find_metric(name: str, task: str = "classification") -> Metric:
     """
     if name == "worst_group" and (main := METRICS.get(next(iter(metrics_of(task)), ""))):
         return replace(main, name=name, title=METRICS[name].title, poolable=False, function=None)
+    if (known := METRICS.get(name)) and known.clients:
+        main = METRICS[metrics_of(task)[0]]
+        return replace(known, title=f"{main.title}, {known.title}", percent=main.percent)
     return METRICS.get(name) or Metric(name, name.replace("_", " "))

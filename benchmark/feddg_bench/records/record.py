@@ -29,7 +29,7 @@ from feddg_bench.common.titles import counted
 from feddg_bench.records import checks
 from feddg_bench.records.measured import Evaluation as Evaluation
 from feddg_bench.records.measured import Measured, tabulate
-from feddg_bench.records.metrics import Metric, find_metric, metrics_of
+from feddg_bench.records.metrics import PERSONAL, Metric, find_metric, metrics_of
 from feddg_bench.records.rules import SPLITS, split_metric
 from feddg_bench.records.sources import read_json
 
@@ -279,6 +279,9 @@ class RunRecord(RecordPart):
     privacy: Later[PrivacyRecord] = None  # privacy mechanism, if any
     once: Costs = Costs()  # costs before round 1
     rounds: Several[RoundRecord] = []
+    # Client -> main metric and images of its personal model after its last training, on its
+    # ``client_test``, where a method has such models and this split has images.
+    personal: Later[Named[dict[str, Any]]] = None
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()
     digest: Later[Hash] = None  # see `digest_of`; early records lack it
@@ -394,6 +397,8 @@ class RunRecord(RecordPart):
         evaluated = record._evaluated()
         try:
             table = tabulate(evaluated)
+            if record.personal:
+                tabulate([(0, {PERSONAL: record.personal})])  # raises if a value is wrong
         except ValueError as error:
             raise DataError(str(error)) from error
         if record.digest not in (None, digest_of(values)):
@@ -430,6 +435,7 @@ class RunRecord(RecordPart):
                 alike=table.alike,
             )
             or checks.fault_of_privacy(settings, dict(self.privacy) if self.privacy else None)
+            or checks.fault_of_personal(self.personal or {}, main)
         )
 
 

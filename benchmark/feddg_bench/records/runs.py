@@ -16,12 +16,21 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic_core import from_json, to_json
 
 from feddg_bench.common.errors import DataError, printable
 from feddg_bench.records.index import Content, Index
 from feddg_bench.records.measured import Evaluation, Measured
-from feddg_bench.records.metrics import DERIVED, Metric, derived, find_metric
+from feddg_bench.records.metrics import (
+    DERIVED,
+    METRICS,
+    PERSONAL,
+    Metric,
+    derived,
+    find_metric,
+    metrics_of,
+)
 from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
 from feddg_bench.records.rules import Rule, choose_evaluation, pooled_metric, split_metric
 from feddg_bench.records.sources import Source, find_records
@@ -79,6 +88,7 @@ class RecordedRun:
     answers: Mapping[str, float] | None  # see `DataRecord.answers`
     label: str | None  # see `DataRecord.label`
     few: Mapping[str, int]  # see `DataRecord.few`
+    personal: Mapping[str, Mapping[str, float]]  # see `RunRecord.personal`
     _frame: str = field(repr=False)  # see `Measured.packed`
     _numbers: bytes = field(repr=False)
     _chosen: dict[Rule, Evaluation | None] = field(default_factory=dict, repr=False)
@@ -138,7 +148,16 @@ class RecordedRun:
 def metric_of(
     run: RecordedRun, evaluation: Evaluation, split: str, metric: str, over: str = "images"
 ) -> float | None:
-    """Return a metric on a split, measured or `derived`; ``None`` if there is none."""
+    """Return a metric on a split, measured or `derived`; ``None`` if there is none.
+
+    Summaries over clients have no split; they are given for ``test``.
+    """
+    known = METRICS.get(metric)
+    if known is not None and known.over is not None:
+        personal = known.clients == PERSONAL
+        parts = run.personal if personal else evaluation.get(known.clients, {})
+        values = [part[metrics_of(run.task)[0]] for part in parts.values()]
+        return float(known.over(np.array(values))) if values and split == "test" else None
     if metric not in DERIVED:
         return pooled_metric(evaluation, split, metric, over)
     accuracy = pooled_metric(evaluation, split, "accuracy", over)
@@ -317,6 +336,7 @@ def _head(line: int, text: bytes, record: CountedRecord) -> dict[str, Any]:
         "answers": record.data.answers,
         "label": record.data.label,
         "few": record.data.few,
+        "personal": record.personal or {},
         "privacy": None if record.privacy is None else record.privacy.model_dump(mode="json"),
         "metric": record.metric.name,
         "nested": to_json({k: v for k, v in record.settings.items() if k not in OWN}).decode(),

@@ -26,6 +26,7 @@ from feddg_bench.core.messages import Reply, Task, copied
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.flop import Tally
 from feddg_bench.engine.gpu import device_name
+from feddg_bench.records.metrics import PERSONAL
 from feddg_bench.records.record import Costs, EnvironmentRecord, RoundRecord, RunRecord, TimeRecord
 from feddg_bench.records.rules import best_round, one_class_splits
 from feddg_bench.records.store import open_results
@@ -208,6 +209,9 @@ class Recorder(Observer):
             )
         if "last" in self.keep:
             save_model(self.store.model(self.record.key, "last"), run, run.server.round)
+        kept = sorted(run.executor.memories.items())
+        personal = {name: memory[PERSONAL] for name, memory in kept if PERSONAL in memory}
+        self.record.personal = personal or None
         self.record = self.record.sealed()
         if self.again:
             self.store.set_aside(self.record.key)

@@ -214,7 +214,11 @@ def open_federation(
         settings=plan.canonical,
         data=DataRecord(
             fingerprint=store.fingerprint,
-            images=count_images(parts.splits, dataset),
+            images=count_images(parts.splits, dataset)
+            | {
+                split: {name: len(index) for name, index in held.items()}
+                for split, held in parts.of_clients.items()
+            },
             task=dataset.task,
             metric=dataset.metrics[0],
             label=dataset.label or None,

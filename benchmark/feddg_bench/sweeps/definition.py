@@ -37,7 +37,9 @@ _KEYS = (*_HEAD, "method", "metric", "parameters", "run_cap")
 _LISTED = ("constant", "categorical", "categorical_w_probabilities")
 _DISTRIBUTIONS = (*_LISTED, "uniform", "int_uniform", "q_uniform", "log_uniform_values")
 _MACRO = "${args_no_hyphens}"
-TARGETS = tuple(f"{split}/{metric}" for split in ("val", "id_val") for metric in METRICS)
+TARGETS = tuple(
+    f"{split}/{name}" for split in ("val", "id_val") for name, m in METRICS.items() if m.tasks
+)
 """Split and metric, over all of the split's images, after the last round."""
 VERSION = 2
 """Version of the draws. 2 rounds ``q_uniform`` to multiples of q, as W&B documents it; 1 counted
