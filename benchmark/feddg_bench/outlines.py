@@ -40,6 +40,7 @@ class Outline:
     client_validation: bool
     tasks: tuple[str, ...]
     acts_on: str
+    needs_text: bool
     rgb_only: bool
     title: str
     citation: str

@@ -56,6 +56,7 @@ GROUPS = {
     "data set": "feddg_bench.datasets",
     "attack": "feddg_bench.attacks",
     "extension": "feddg_bench.extensions",
+    "encoder": "feddg_bench.encoders",
 }
 """Kind of plugin -> group of the entry points that name it."""
 _EXTENSIONS = {"attacks": "feddg_attacks.extension"}
@@ -81,6 +82,8 @@ def _ours(kind: str) -> Iterator[tuple[str, str]]:
         for name, module in _EXTENSIONS.items():
             if importlib.util.find_spec(top(module)) is not None:
                 yield name, module
+        return
+    if kind not in _PACKAGES:
         return
     package = _PACKAGES[kind]
     for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
@@ -361,6 +364,11 @@ def load_plugin(kind: str, name: str, base: type) -> Any:
             f"{f'; fix or uninstall {package}' if package else ''}"
         )
     return loaded
+
+
+def load_object(kind: str, name: str) -> Any:
+    """Return what the entry point of a plugin names."""
+    return _where(kind, name).load()
 
 
 def _where(kind: str, name: str) -> EntryPoint:

@@ -46,6 +46,9 @@ STOPPED = {
 
 PARSED = (
     "data check pacs",
+    "data encode",
+    "run --dataset pacs --recipe features",
+    "predict KEY IMAGES --encoder",
     "data check shapes",
     "run --dataset shapes",
     "data check officehome",

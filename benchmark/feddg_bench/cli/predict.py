@@ -32,6 +32,10 @@ def predict_command(
     ],
     results: Where = FOLDERS[0],
     which: Annotated[str, typer.Option(help="Kept model: last or best.")] = "last",
+    encoder: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Weights of the encoder of a model on features."),
+    ] = None,
     csv_: Annotated[
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Write labels and all probabilities there."),
@@ -50,7 +54,7 @@ def predict_command(
 
     from feddg_bench.runs.kept import load_model
 
-    model = load_model(key, results, which)
+    model = load_model(key, results, which, encoder)
     if model.transform is None:
         raise DataError(
             f"the model {key} was trained on images that are not RGB: in Python, give tensors to "

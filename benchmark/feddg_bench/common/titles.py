@@ -48,6 +48,19 @@ def backbone_title(name: str) -> str:
     return _BACKBONES.get(name, name)
 
 
+def network_title(name: str, encoder: str | None, size: int, hidden: int = 0) -> str:
+    """Return a run's network and the side of its images, in pixels.
+
+    >>> network_title("small_cnn", None, 32)
+    'small CNN at 32 px'
+    >>> network_title("features", "mobilenet_v2", 224, hidden=256)
+    'frozen MobileNetV2, 224 px, MLP 256'
+    """
+    if encoder is None:
+        return f"{backbone_title(name)} at {size} px"
+    return f"frozen {backbone_title(encoder)}, {size} px" + (f", MLP {hidden}" if hidden else "")
+
+
 WITHOUT_EFFECT = {
     "": "",
     "features": "no layer below the classifier is trained",

@@ -194,6 +194,7 @@ BACKBONE_NAMES = (
     "resnet50",
     "densenet121",
     "efficientnet_lite0",
+    "features",
 )
 """Backbones of `feddg_bench.models.backbones`; listed here to check names without torch."""
 
@@ -201,7 +202,7 @@ TIMM = "timm:"
 """Prefix of the names of timm's backbones, such as ``timm:vit_tiny_patch16_224``."""
 
 
-LAYERS = ("projection",)
+LAYERS = ("adapter", "hidden", "projection")
 """Settings of the backbone that add layers between pooling and the classifier."""
 
 
@@ -211,7 +212,7 @@ class BackboneSettings(Section):
     name: str = Field(
         "resnet50",
         description=f"One of {', '.join(BACKBONE_NAMES)}; or ``timm:NAME`` for any of timm's "
-        f"(``feddg-bench[timm]``).",
+        f"(``feddg-bench[timm]``). ``features`` has no network and needs ``features.encoder``.",
     )
     pretrained: bool = True
     """Start from ImageNet weights: ``weights`` if given, else torchvision's or timm's download;
@@ -224,6 +225,17 @@ class BackboneSettings(Section):
     """Input normalisation; ``auto`` is what the backbone's weights were trained with."""
     projection: int = Field(0, ge=0, le=65_536)
     """Width of an extra linear layer after pooling (PARDON's code: 2048); 0 for none."""
+    hidden: int = Field(0, ge=0, le=65_536)
+    """Width of a hidden layer with ReLU after pooling; 0 for none."""
+    adapter: int = Field(0, ge=0, le=65_536)
+    """Width of the bottleneck of a residual adapter after pooling, two linear layers with ReLU
+    (CLIP-Adapter, Gao et al., IJCV 2024); 0 for none."""
+    adapter_ratio: float = Field(0.2, ge=0, le=1)
+    """Share of the adapter's output in its sum with its input."""
+    classifier: Literal["linear", "cosine"] = "linear"
+    """``cosine``: logits are the cosines of features and class weights, over ``temperature``."""
+    temperature: float = Field(0.05, gt=0)
+    """Temperature of the ``cosine`` classifier."""
     trainable: Literal["all", "head"] = "all"
     """``head``: the network up to pooling keeps its weights, in evaluation mode, and is never sent;
     only the layers after it are trained."""
@@ -234,6 +246,19 @@ class BackboneSettings(Section):
         if name not in BACKBONE_NAMES and not (name.startswith(TIMM) and name != TIMM):
             raise ValueError(unknown("backbone", name, [*BACKBONE_NAMES, f"{TIMM}NAME"]))
         return name
+
+
+class FeatureSettings(Section):
+    """Features of a frozen encoder that replace the images (`feddg-bench data encode`)."""
+
+    encoder: str | None = None
+    """Encoder, as given to ``data encode``; null for images. It needs ``backbone.name=features``,
+    and reads images of ``data.image_size`` pixels."""
+    views: int = Field(1, ge=1, le=1024)
+    """Views of an image: the first is not augmented and is evaluated, the others are augmented
+    once. Training draws one for each image and epoch."""
+    digest: str | None = Field(None, pattern="^[0-9a-f]{4,64}$")
+    """First digits of the SHA-256 of the encoder's weights, if features of several are here."""
 
 
 class TrainSettings(Section):
@@ -496,6 +521,7 @@ class RunSettings(Section):
     augment: AugmentSettings = AugmentSettings()
     partition: PartitionSettings = PartitionSettings()
     backbone: BackboneSettings = BackboneSettings()
+    features: FeatureSettings = FeatureSettings()
     train: TrainSettings = TrainSettings()
     federation: FederationSettings = FederationSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -514,6 +540,23 @@ class RunSettings(Section):
                 f"train.fold_batch_norm is true but federation.bn is {self.federation.bn}: "
                 f"set federation.bn=frozen or train.fold_batch_norm=auto"
             )
+        return self
+
+    @property
+    def side(self) -> int:
+        """Side in pixels of the network's input; 1 for features, whose channels are their width."""
+        return 1 if self.features.encoder else self.data.image_size
+
+    @model_validator(mode="after")
+    def _features_have_no_network(self) -> RunSettings:
+        if (self.features.encoder is None) == (self.backbone.name == "features"):
+            raise ValueError(
+                f"features.encoder is {self.features.encoder or 'null'} but backbone.name is "
+                f"{self.backbone.name}: set backbone.name=features and features.encoder=NAME, or "
+                f"neither"
+            )
+        if self.features.encoder is None and self.features != FeatureSettings():
+            raise ValueError("features.views and features.digest need features.encoder=NAME")
         return self
 
     @model_validator(mode="after")

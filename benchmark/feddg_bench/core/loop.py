@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from feddg_bench.common.errors import DataError
 from feddg_bench.core.halves import plugin_call
 from feddg_bench.core.messages import Weights
@@ -100,5 +102,5 @@ def _server_half(method: Method, server: Server, call: str) -> AbstractContextMa
     """Return the frame of a call of the server half."""
     where = f"server half, round {server.round}" if server.round else "server half, before round 1"
     stream = ("server half", call, server.round)
-    device = next(iter(server.weights.values())).device
+    device = next((t.device for t in server.weights.values()), torch.device("cpu"))
     return plugin_call(method, where, "server.memory", server.seed, *stream, device=device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.titles import WITHOUT_EFFECT
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
@@ -21,7 +21,7 @@ from feddg_bench.core.lightning import LightningModule
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.state import ModuleState, bare_step
 from feddg_bench.core.tasks import CLASSIFICATION, TASKS, Accepts, Prediction, answer
-from feddg_bench.models.backbones import NETWORK, Backbone, build_backbone
+from feddg_bench.models.backbones import NETWORK, Backbone, TextClassifier, build_backbone
 from feddg_bench.models.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.models.networks import sum_depthwise
 
@@ -65,6 +65,8 @@ class Method(LightningModule):
         clients: Names of the clients that hold images.
         sources: Names of the training domains.
         task: ``classification`` or ``regression``, one of ``tasks``.
+        text: If the method needs them, text features of the classes' names, normalised and times
+            the scale of logits, [C, D]; random by default.
     """
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
@@ -91,6 +93,8 @@ class Method(LightningModule):
     """What the method changes in comparison with FedAvg: ``features`` below the classifier, through
     a loss on them; ``batch_norm``, its layers. A run in which nothing of the kind is trained equals
     FedAvg, and says so."""
+    needs_text: ClassVar[bool] = False
+    """Whether the classifier is made of text features of the classes' names and never trained."""
     rgb_only: ClassVar[bool] = False
     """Whether images must be red, green and blue in [0, 1], as for style transfer."""
     singles: ClassVar[str] = ""
@@ -116,6 +120,7 @@ class Method(LightningModule):
         clients: Sequence[str] = (),
         sources: Sequence[str] = (),
         task: str = "classification",
+        text: Tensor | None = None,
     ) -> None:
         super().__init__()
         if isinstance(settings, Mapping):  # from a checkpoint, which holds plain values
@@ -145,7 +150,14 @@ class Method(LightningModule):
             self.accepts = Accepts(channels, rgb=channels == 3)
         self.num_features = backbone.num_features
         self.backbone = backbone
-        self.classifier = nn.Linear(self.num_features, num_classes)
+        self.classifier = self.new_classifier()
+        if text is not None:
+            if text.shape != self.classifier.weight.shape:
+                raise SettingsError(
+                    f"text features are {list(text.shape)}, but image features have the width "
+                    f"{self.num_features}: leave out backbone.hidden and backbone.projection"
+                )
+            self.classifier.weight = nn.Parameter(text.clone())
         self.build()
         if train.depthwise_sums:
             sum_depthwise(self.backbone)
@@ -154,6 +166,9 @@ class Method(LightningModule):
             constant = self.frozen + tuple(batch_norm_statistics(self))
         else:
             constant = self.frozen
+        if self.needs_text:
+            self.classifier.requires_grad_(requires_grad=False)
+            constant += ("classifier.",)
         norm = batch_norm_state(self)
         if isinstance(self.backbone, Backbone) and self.backbone.head_only:
             self.backbone.net.requires_grad_(requires_grad=False)  # with layers made by `build`
@@ -174,6 +189,15 @@ class Method(LightningModule):
     def sends(cls, settings: Any) -> Uplink:  # noqa: ARG003 - most send all
         """Return the values that clients may send with these `Settings`: `uplink` or part of it."""
         return cls.uplink
+
+    def new_classifier(self) -> nn.Linear:
+        """Return a classifier of ``num_features`` features with random weights."""
+        if self.needs_text:
+            return TextClassifier(self.num_features, self.num_classes)
+        backbone = self.backbone
+        if not isinstance(backbone, Backbone) or backbone.num_features != self.num_features:
+            return nn.Linear(self.num_features, self.num_classes)
+        return backbone.new_classifier(self.num_classes)
 
     def build(self) -> None:
         """Create the plugin's own modules. Runs once, at the end of construction."""

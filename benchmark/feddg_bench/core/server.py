@@ -404,7 +404,7 @@ class Server:
         for name, tensor in state["weights"].items():
             self.weights[name].copy_(tensor)
         self.version, self.received = state["version"], state["weights_received"]
-        home = next(iter(self.weights.values())).device
+        home = next((tensor.device for tensor in self.weights.values()), None)
         self.broadcast = Broadcast(copied(state["broadcast"], home))
         self.broadcast.versions = state["versions"]
         self.broadcast.received = state["received"]

@@ -37,13 +37,17 @@ class ImageBank:
     def __init__(self, federation: Federation, device: torch.device, sharing: int = 1) -> None:
         images = federation.images
         self._mapped: mmap.mmap | None = None
+        self.encoded, self.views = federation.views > 0, max(1, federation.views)
         if isinstance(images, Path):
             side = federation.size
-            shape = (len(federation.labels), side, side, federation.channels)
+            rows = len(federation.labels) * self.views
+            shape = (rows, side, side, federation.channels)
             with images.open("rb") as file:
                 # Copy on write: nothing is written, but PyTorch rejects a read-only array.
                 self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            pixels = np.frombuffer(self._mapped, dtype=federation.pixels, count=prod(shape))
+            pixels = np.frombuffer(
+                self._mapped, federation.pixels, count=prod(shape), offset=federation.offset
+            )
             images = pixels.reshape(shape)
         self.images = torch.from_numpy(images)
         self.device = device
@@ -59,19 +63,21 @@ class ImageBank:
         if mapped is not None and len(mapped) > MAPPED and hasattr(mmap, "MADV_DONTNEED"):
             mapped.madvise(mmap.MADV_DONTNEED)
 
-    def take(self, index: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    def take(self, index: Tensor, *others: Tensor, view: Tensor | int = 0) -> tuple[Tensor, ...]:
         """Return copies of images, [B, H, W, C] as stored, and their labels [B], on the device.
 
         Args:
             index: Rows of the array, int64 [B] on the CPU.
             others: Tensors on the CPU, returned on the device after the labels.
+            view: View of each image if they are encoded, int64 [B] on the CPU or one for all.
         """
         self._give_back()
-        rows, *others_there = on_device([index, *others], self.device)
+        stored = index if self.views == 1 else index * self.views + view
+        rows, places, *others_there = on_device([index, stored, *others], self.device)
         if self.images.device.type == self.device.type:
-            images = self.images.index_select(0, rows)
+            images = self.images.index_select(0, places)
         else:
-            (images,) = on_device([self.images.index_select(0, index)], self.device)
+            (images,) = on_device([self.images.index_select(0, stored)], self.device)
         return images, self.labels.index_select(0, rows), *others_there
 
     def look(self, index: Tensor, *others: Tensor) -> tuple[Any, ...]:
@@ -115,7 +121,8 @@ class ClientImages:
         if parts is None:
             order = torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
             parts = order.split(self.train.batch_size)
-        augment = augment and not self.augment.nothing
+        drawn = augment and self.bank.views > 1  # one view of each encoded image
+        augment = augment and not (self.augment.nothing or self.bank.encoded)
         height, width = self.bank.images.shape[1:3]
         for part in parts:
             if shuffle and self.train.drop_last_if_single and len(part) == 1 < count:
@@ -130,6 +137,12 @@ class ClientImages:
                 values = iter(moved)
                 draws = [each._replace(tensors=tuple(islice(values, 4))) for each in draws]
                 copies = [self.augment.apply(images, each) for each in draws]
+            elif drawn:
+                copies = []
+                for _ in range(views):
+                    view = torch.randint(self.bank.views, index.shape, generator=generator)
+                    pixels, labels = self.bank.take(index, view=view)
+                    copies.append(to_float(pixels))
             else:
                 pixels, labels = self.bank.take(index)
                 copies = [to_float(pixels)] * views

@@ -109,6 +109,9 @@ class DomainDataset(ABC):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     """Reported metrics, out of accuracy, macro_f1, worst_group and pearson, and those of
     ``evaluation.metrics``; the first is the key metric, which selects the round."""
+    prompts: Mapping[str, str] = {}
+    """Text of each class for a text encoder, where a name such as ``03`` says nothing; by default
+    `prompt`."""
     groups: tuple[str, ...] = ()
     """Names of the groups of images for the worst-group metric."""
     channels: ClassVar[int] = 3
@@ -369,6 +372,11 @@ class DomainDataset(ABC):
                     place = domain if name is None else f"{domain}/{name}"
                     text = f"{place} holds {number:,} images instead of {published:,}"
                     yield domain, name, f"{text} ({number - published:+,})"
+
+    def prompt(self, name: str) -> str:
+        """Return the text of a class for a text encoder, such as ``a photo of a living room``."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().strip()
+        return self.prompts.get(name, f"a photo of a {words}")
 
     def hint(self, domain: str, name: str | None = None) -> str:
         """Return advice for a domain or class without images, as the end of a sentence."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,30 @@ from feddg_bench.data.partition import Partition, make_partition, validation_par
 from feddg_bench.data.protocols import Scenario
 from feddg_bench.data.splits import Splits, published_splits, read_split_csv, split_by_domain
 from feddg_bench.records.metrics import CLIENT_SPLITS, METRICS, WHOLE, metrics_of
+
+
+class ImageFacts(Protocol):
+    """Properties of images that both a data set and a federation declare."""
+
+    @property
+    def task(self) -> str:
+        """``classification`` or ``regression``."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+
+    @property
+    def pixels(self) -> str:
+        """Type of the stored pixels: ``uint8`` or ``float16``."""
+
+
+class Images(NamedTuple):
+    """Properties that a method needs of images that belong to no data set."""
+
+    task: str
+    channels: int
+    pixels: str = "uint8"
 
 
 class Spread(NamedTuple):
@@ -58,6 +82,11 @@ class Federation:
     group_names: tuple[str, ...] = ()  # names of the groups
     channels: int = 3  # of an image
     pixels: str = "uint8"  # `uint8`, or `float16` for values that are normalised already
+    views: int = 0  # V, if `images` is a file of features [N, V, D]: then `size` is 1, `channels` D
+    offset: int = 0  # bytes before the images in their file
+    # Text features of the classes [C, D], and the scale of cosines; empty without a text encoder.
+    text: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
+    logit_scale: float = 1.0
 
     def domains_of(self, client: str) -> np.ndarray:
         """Return the domain id of each of a client's training images, in the client's order."""
@@ -369,7 +398,7 @@ def synthetic_federation(
     size: int,
     num_classes: int,
     *,
-    like: DomainDataset | Federation | None = None,
+    like: ImageFacts | None = None,
 ) -> Federation:
     """Return equal-sized clients with random images, only for measurements; nothing is held out.
 

@@ -55,6 +55,11 @@ class Store:
     # Indices of the images that cannot be decoded and are 0, with ``data.skip_unreadable``.
     unreadable: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(str(self.images.filename))
+
 
 def open_store(
     dataset: DomainDataset,
@@ -213,11 +218,15 @@ def _path(
     rule: str | None = None,
 ) -> Path:
     kind = _kind(dataset)
-    if rule is None:
-        rule = "+white" * (dataset.background == "white") + "+exif" * dataset.exif
-        rule += _SKIPPED * dataset.skip_unreadable
+    rule = decoding_rule(dataset) if rule is None else rule
     name = f"{dataset.name}-v{dataset.version}-{content}-{size}px-r{RESIZE_RULE}{rule}.{kind}"
     return cache_dir / "stores" / f"{name}{suffix}"
+
+
+def decoding_rule(dataset: DomainDataset) -> str:
+    """Return the settings of `DECODING` that are not at their defaults, for names of files."""
+    rule = "+white" * (dataset.background == "white") + "+exif" * dataset.exif
+    return rule + _SKIPPED * dataset.skip_unreadable
 
 
 def _kind(dataset: DomainDataset | type[DomainDataset]) -> str:

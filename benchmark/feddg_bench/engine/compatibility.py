@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import TIMM
+from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.data.federated import ImageFacts, Images
 from feddg_bench.models.suitability import check_sides
 from feddg_bench.protection.accounting import check_accountant
 
@@ -29,20 +31,9 @@ _COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
 """Settings of augmentation that need RGB in [0, 1]."""
 
 
-class ImageFacts(Protocol):
-    """Properties of images that both a data set and a federation declare."""
-
-    @property
-    def task(self) -> str:
-        """``classification`` or ``regression``."""
-
-    @property
-    def channels(self) -> int:
-        """Channels of an image."""
-
-    @property
-    def pixels(self) -> str:
-        """Type of the stored pixels: ``uint8`` or ``float16``."""
+def measured_like(settings: RunSettings, images: ImageFacts) -> ImageFacts:
+    """Return the inputs of a run, of which those of features have a width like most encoders'."""
+    return Images(images.task, 1024, "float16") if settings.features.encoder else images
 
 
 def is_rgb(pictures: ImageFacts) -> bool:
@@ -136,7 +127,19 @@ def reasons_to_refuse(
             f"{', '.join(methods_for(images.task)) or 'no known method'}"
         )
 
-    if not is_rgb(images):
+    if method.needs_text and not settings.features.encoder and isinstance(images, DomainDataset):
+        yield (
+            f"{name} needs text features of the classes' names: set backbone.name=features and "
+            f"features.encoder=open_clip:ARCH/TAG, or another encoder with a text tower"
+        )
+    if settings.features.encoder:
+        if method.rgb_only:
+            yield (
+                f"{name} changes the style of images, and pooled features of {settings.dataset} "
+                f"have none that helps: choose a method that leaves images as they are, such as "
+                f"fedavg"
+            )
+    elif not is_rgb(images):
         but = (
             f"RGB images, but images of {settings.dataset} have {images.channels} channels of "
             f"{images.pixels}, not 3 of uint8"

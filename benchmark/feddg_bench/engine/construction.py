@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 from pydantic import BaseModel
 
 from feddg_bench.common.errors import SettingsError, noted, unknown
@@ -13,8 +14,8 @@ from feddg_bench.config.layers import Layer, merge
 from feddg_bench.config.schema import BackboneSettings, RunSettings, TrainSettings
 from feddg_bench.config.settle import own_settings, recipe_layers, settle
 from feddg_bench.core.method import Method
-from feddg_bench.data.federated import Federation
-from feddg_bench.engine.compatibility import ImageFacts, check_fit, is_rgb
+from feddg_bench.data.federated import Federation, ImageFacts, Images
+from feddg_bench.engine.compatibility import check_fit, is_rgb
 from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import check_declared, load_method, plugin_name
@@ -34,22 +35,19 @@ def build_run_method(
         SettingsError: If one of the method's own settings cannot be used.
     """
     use_portable(wanted=settings.portable)
+    plugin, more = plugin or load_method(settings.method), {}
+    if plugin.needs_text and len(federation.text):
+        text = torch.from_numpy(federation.text)
+        more["text"] = torch.nn.functional.normalize(text) * federation.logit_scale
     return build_on(
-        plugin or load_method(settings.method),
+        plugin,
         settings,
         federation,
+        **more,
         num_classes=federation.num_classes,
         clients=tuple(federation.clients),
         sources=federation.sources,
     )
-
-
-class Images(NamedTuple):
-    """Properties that a method needs of images that belong to no data set."""
-
-    task: str
-    channels: int
-    pixels: str = "uint8"
 
 
 def build_method(

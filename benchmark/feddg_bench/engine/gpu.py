@@ -48,7 +48,7 @@ def training_memory(settings: RunSettings, channels: int) -> int:
     or views need more.
     """
     random = settings.backbone.model_copy(update={"pretrained": False, "weights": None})
-    side = settings.data.image_size
+    side = settings.side
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddg_bench.common.errors import SettingsError
@@ -64,7 +65,8 @@ class Backbone(nn.Module):
     Attributes:
         num_features: D, the width of its output.
         net: The network up to global pooling, with torchvision's or timm's names inside.
-        projection: Linear layer on the pooled features, or the identity.
+        more: Adapter and hidden layer on the pooled features, if there are any.
+        projection: Linear layer on their output, or the identity.
 
     Args:
         net: [B, C, H, W] to [B, ``width``].
@@ -72,7 +74,7 @@ class Backbone(nn.Module):
         projection: Width of the linear layer, 0 for none.
         normalisation: Normalisation of the input, or a key of `NORMALISATIONS`.
         channels: C; if it is not 3, the normalisation should be ``none``.
-        head_only: Whether ``net`` keeps its weights and stays in evaluation mode.
+        settings: Settings of the other layers after ``net``, and whether ``net`` is trained.
     """
 
     mean: Tensor
@@ -85,11 +87,11 @@ class Backbone(nn.Module):
         projection: int,
         normalisation: str | Normalisation,
         channels: int = 3,
-        *,
-        head_only: bool = False,
+        settings: BackboneSettings | None = None,
     ) -> None:
         super().__init__()
-        self.head_only = head_only
+        self.settings = settings = settings or BackboneSettings()
+        self.head_only = settings.trainable == "head"
         if isinstance(normalisation, str):
             normalisation = NORMALISATIONS[normalisation]
         mean, std = map(torch.tensor, normalisation)
@@ -102,6 +104,12 @@ class Backbone(nn.Module):
         self.net = net
         # A matrix product may round differently if there are fewer rows.
         self._by_image = not any(isinstance(layer, nn.Linear) for layer in net.modules())
+        self.more = nn.Sequential()
+        if settings.adapter:
+            self.more.append(Adapter(width, settings.adapter, settings.adapter_ratio))
+        if settings.hidden:
+            self.more.extend([nn.Linear(width, settings.hidden), nn.ReLU()])
+        width = settings.hidden or width
         self.projection = nn.Linear(width, projection) if projection else nn.Identity()
         self.num_features = projection or width
 
@@ -114,6 +122,10 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
+        features: Tensor
+        if type(self.net) is nn.Flatten:  # features [B, D, 1, 1] of a frozen encoder
+            features = self.projection(self.more(self.net(images)))
+            return features
         images = self.normalise(images)
         partly = images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled())
         if partly and not any(layer._forward_hooks for layer in self.net.modules()):
@@ -122,8 +134,14 @@ class Backbone(nn.Module):
             pooled = torch.cat([self.net(part) for part in parts])
         else:
             pooled = self.net(images)
-        features: Tensor = self.projection(pooled)
+        features = self.projection(self.more(pooled))
         return features
+
+    def new_classifier(self, num_classes: int) -> nn.Linear:
+        """Return a new classifier of the features, as settings say."""
+        if self.settings.classifier == "linear":
+            return nn.Linear(self.num_features, num_classes)
+        return CosineClassifier(self.num_features, num_classes, self.settings.temperature)
 
     def normalise(self, images: Tensor) -> Tensor:
         """Return ``(images - mean) / std``, [B, C, H, W].
@@ -137,6 +155,49 @@ class Backbone(nn.Module):
             spread[:] = blank.copy_(1 / self.std), blank.clone().copy_(-self.mean / self.std)
         scale, shift = spread
         return torch.addcmul(shift, images, scale)
+
+
+class Adapter(nn.Sequential):
+    """CLIP-Adapter: ``ratio * relu(relu(z A) B) + (1 - ratio) * z``, without biases.
+
+    Args:
+        width: Number of features.
+        hidden: Width of the bottleneck.
+        ratio: Share of the adapted features.
+    """
+
+    def __init__(self, width: int, hidden: int, ratio: float) -> None:
+        down, up = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        super().__init__(down, nn.ReLU(), up, nn.ReLU())
+        self.ratio = ratio
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return adapted features [B, D] of features [B, D]."""
+        adapted: Tensor = super().forward(z)  # type: ignore[no-untyped-call]
+        return torch.lerp(z, adapted, self.ratio)
+
+
+class CosineClassifier(nn.Linear):
+    """Logits are cosines of features and class weights, divided by a temperature; no biases."""
+
+    def __init__(self, width: int, num_classes: int, temperature: float) -> None:
+        super().__init__(width, num_classes, bias=False)
+        self.temperature = temperature
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return logits [B, C] of features [B, D]."""
+        return F.linear(F.normalize(z), F.normalize(self.weight)) / self.temperature
+
+
+class TextClassifier(nn.Linear):
+    """Logits are products of normalised features and weights, such as scaled text features."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__(width, num_classes, bias=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return logits [B, C] of features [B, D]."""
+        return F.linear(F.normalize(z), self.weight)
 
 
 @dataclass(frozen=True)
@@ -222,6 +283,7 @@ BACKBONES = {
     "efficientnet_lite0": BackboneArchitecture(
         efficientnet_lite0, 1280, "classifier", package=LITE0_WEIGHTS, normalisation="half"
     ),
+    "features": BackboneArchitecture(nn.Flatten, 0, normalisation="none"),
 }
 """torchvision's backbones and our own; `architecture_of` knows timm's too."""
 
@@ -296,6 +358,8 @@ def build_backbone(
             pretrained weights are not available.
         DataError: The weights file cannot be read.
     """
+    if settings.name == "features":
+        return Backbone(nn.Flatten(), channels, settings.projection, "none", channels, settings)
     rgb = channels == 3 if rgb is None else rgb
     check_consistent(settings, rgb=rgb)
     architecture = architecture_of(settings.name)
@@ -315,8 +379,8 @@ def build_backbone(
         normalisation = "half" if settings.padding == "tf" else architecture.normalisation
     if not rgb:
         normalisation = "none"
-    width, frozen = architecture.num_features, settings.trainable == "head"
-    return Backbone(net, width, settings.projection, normalisation, channels, head_only=frozen)
+    width, projection = architecture.num_features, settings.projection
+    return Backbone(net, width, projection, normalisation, channels, settings)
 
 
 def resize_input(net: Any, size: int | None) -> None:

@@ -96,7 +96,7 @@ class ScenarioRecord(RecordPart):
 class DataRecord(RecordPart):
     """The images of a run."""
 
-    fingerprint: Hash  # of the data set's content
+    fingerprint: Hash  # of the data set's content, or of its features
     images: Annotated[dict[str, Named[Count]], _few(10)] = {}  # split -> domain -> number of images
     task: Later[str] = None  # what was learnt; early records lack it and are classifications
     metric: Later[str] = None  # the data set's key metric; early records lack it: accuracy
@@ -109,6 +109,8 @@ class DataRecord(RecordPart):
     unreadable: Later[Count] = None
     # Known accuracies on the test domain of a computed data set, by name of the rule.
     answers: Later[Named[Annotated[float, Field(ge=0, le=1)]]] = None
+    # SHA-256 of the weights of the encoder whose features replaced the images.
+    encoder: Later[str] = None
 
     @property
     def few(self) -> dict[str, int]:

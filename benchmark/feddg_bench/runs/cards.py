@@ -127,6 +127,7 @@ def see_crossing(plan: Plan) -> Crossing:
     Data, clients and rounds of the plan are replaced by tiny ones.
     """
     from feddg_bench.data.federated import synthetic_federation
+    from feddg_bench.engine.compatibility import measured_like
     from feddg_bench.engine.executors import SerialExecutor
     from feddg_bench.runs.driver import train
     from feddg_bench.runs.setup import start
@@ -138,8 +139,8 @@ def see_crossing(plan: Plan) -> Crossing:
     plan = plan._replace(
         settings=settings.model_copy(update={"federation": tiny, "privacy": PrivacySettings()})
     )
-    size, like = settings.data.image_size, plan.dataset
-    federation = synthetic_federation(clients, PER_CLIENT, size, classes, like=like)
+    like = measured_like(settings, plan.dataset)
+    federation = synthetic_federation(clients, PER_CLIENT, settings.side, classes, like=like)
     run = start(plan, federation, SerialExecutor(), Resources(device="cpu", workers=1))
     seen = _Listener()
     seen.watch(run.method.backbone)

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,10 @@ from feddg_bench.core.method import Method
 from feddg_bench.core.tasks import Accepts
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.dataset import pixels_of
+from feddg_bench.data.federated import Images
 from feddg_bench.engine.compatibility import check_fit, is_rgb
-from feddg_bench.engine.construction import Images, build_on
+from feddg_bench.engine.construction import build_on
+from feddg_bench.engine.encoders import build_encoder, encoder_digest
 from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import load_dataset, load_method
 from feddg_bench.records.sources import read_json
@@ -53,6 +55,7 @@ class KeptModel(BaseModel, frozen=True, extra="forbid"):
     channels: int = Field(ge=1)  # of an image
     rgb: bool  # whether images are red, green and blue in [0, 1]
     classes: tuple[str, ...] = ()  # names of the classes; early models lack them
+    encoder: str = ""  # SHA-256 of the encoder's weights, if the run used features
 
 
 def save_model(path: Path, run: Run, number: int) -> None:
@@ -69,6 +72,7 @@ def save_model(path: Path, run: Run, number: int) -> None:
         channels=federation.channels,
         rgb=is_rgb(federation),
         classes=run.plan.dataset.classes,
+        encoder=(run.record and run.record.data.encoder) or "",
     )
     # The state that evaluation would load: the global model, constant state, and initial private
     # state. A plugin's frozen networks, which come from files, are not copied.
@@ -154,7 +158,13 @@ def _check(name: str, metadata: dict[str, str], facts: KeptModel, weights: Weigh
         )
 
 
-def load_model(key: str, results: str | Path = "runs", which: str = "last", **hyper: Any) -> Method:
+def load_model(
+    key: str,
+    results: str | Path = "runs",
+    which: str = "last",
+    encoder: str | Path | None = None,
+    **hyper: Any,
+) -> Method:
     """Return the global model of a recorded run, in evaluation mode on the CPU.
 
     It has ``classes``, the names of the classes; ``transform``, which converts a file's path, a
@@ -165,6 +175,8 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
         key: The run's key or its first letters, or the path of a kept model's file.
         results: The results folder.
         which: ``last`` or ``best``.
+        encoder: File with the weights of the encoder of a model trained on features, if they do not
+            come with a package; ``transform`` encodes images by it.
         hyper: Settings of the method that name files, such as ``style_weights``, if it cannot be
             built without them; a kept model does not hold them.
 
@@ -218,12 +230,50 @@ def load_model(key: str, results: str | Path = "runs", which: str = "last", **hy
             f"run again with --keep"
         )
     module.load_state_dict(weights, strict=False)
-    size = settings.data.image_size
-    module.accepts = Accepts(facts.channels, facts.rgb, size)
+    module.accepts = Accepts(facts.channels, facts.rgb, settings.side)
     module.classes = facts.classes or _classes(settings.dataset, facts.num_classes)
     if facts.rgb:
         module.transform = partial(image_tensor, data=settings.data)
+    elif settings.features.encoder:
+        module.transform = Encoded(facts, None if encoder is None else Path(encoder))
     return module.eval()
+
+
+class Encoded:
+    """Maps an image, as `image_tensor` takes it, to features [D, 1, 1] by a model's encoder.
+
+    The encoder is built for the first image.
+
+    Args:
+        facts: The model's description.
+        weights: File of the encoder's weights; default those of its package.
+    """
+
+    def __init__(self, facts: KeptModel, weights: Path | None) -> None:
+        self.facts, self.weights = facts, weights
+
+    @cached_property
+    def encoder(self) -> torch.nn.Module:
+        """The encoder.
+
+        Raises:
+            SettingsError: If it cannot be built, or has other weights than in training.
+        """
+        settings, name = self.facts.settings, str(self.facts.settings.features.encoder)
+        encoder = build_encoder(name, settings.data.image_size, self.weights)
+        if encoder_digest(encoder) != self.facts.encoder:
+            raise SettingsError(
+                f"the encoder {name} has other weights here than when the model was trained: give "
+                f"their file, with the SHA-256 {self.facts.encoder[:16]}... of its tensors"
+            )
+        return encoder
+
+    @torch.inference_mode()
+    def __call__(self, image: Any) -> Tensor:
+        """Return the features of an image."""
+        pixels = image_tensor(image, self.facts.settings.data)
+        features: Tensor = self.encoder(pixels[None])[0].float().half().float()  # as stored
+        return features[:, None, None].clone()
 
 
 def _classes(dataset: str, count: int) -> tuple[str, ...]:

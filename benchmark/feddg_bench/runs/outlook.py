@@ -12,7 +12,7 @@ import torch
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.common.terminal import duration
-from feddg_bench.common.titles import backbone_title, counted
+from feddg_bench.common.titles import backbone_title, counted, network_title
 from feddg_bench.config.schema import (
     EngineSettings,
     EvaluationSettings,
@@ -21,8 +21,8 @@ from feddg_bench.config.schema import (
     RunSettings,
 )
 from feddg_bench.core.messages import Task
-from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.federated import Federation, spread, synthetic_federation
+from feddg_bench.data.federated import ImageFacts, spread, synthetic_federation
+from feddg_bench.engine.compatibility import measured_like
 from feddg_bench.engine.devices import count_workers, find_devices
 from feddg_bench.engine.flop import seconds_of
 from feddg_bench.engine.worker import Worker, WorkerSpec
@@ -62,10 +62,10 @@ def _set_up(plan: Plan) -> str:
         who = "all images in one place"
     rounds = counted(s.federation.rounds, "round")
     weights = "pretrained" if s.backbone.pretrained else "from scratch"
-    return (
-        f"{backbone_title(s.backbone.name)} {weights}, {s.data.image_size} px, {rounds}, {who}, "
-        f"recipe {plan.recipe}"
-    )
+    network = f"{backbone_title(s.backbone.name)} {weights}, {s.data.image_size} px"
+    if encoder := s.features.encoder:
+        network = network_title(s.backbone.name, encoder, s.data.image_size, s.backbone.hidden)
+    return f"{network}, {rounds}, {who}, recipe {plan.recipe}"
 
 
 def expected_seconds(plans: Sequence[Plan], resources: Resources) -> float:
@@ -81,7 +81,7 @@ def expected_seconds(plans: Sequence[Plan], resources: Resources) -> float:
     total = 0.0
     for plan in plans:
         s, dataset = plan.settings, plan.dataset
-        network = str((s.backbone, s.train, s.data.image_size, s.augment))
+        network = str((s.backbone, s.train, s.features, s.data.image_size, s.augment))
         if network not in measured:
             classes = len(dataset.classes) or 1
             measured[network] = seconds_an_image(s, dataset, classes, resources)
@@ -123,7 +123,7 @@ def evaluations(settings: EvaluationSettings, rounds: int) -> int:
 
 
 def seconds_an_image(
-    settings: RunSettings, pictures: DomainDataset | Federation, classes: int, resources: Resources
+    settings: RunSettings, pictures: ImageFacts, classes: int, resources: Resources
 ) -> tuple[float, float]:
     """Return the seconds that this machine takes to train on an image and to evaluate one.
 
@@ -134,7 +134,8 @@ def seconds_an_image(
     """
     size = min(settings.train.batch_size, LARGEST)
     sizes = [n for n in (2, 8, 32) if n < size] + [size]
-    federation = synthetic_federation(1, size, settings.data.image_size, classes, like=pictures)
+    like = measured_like(settings, pictures)
+    federation = synthetic_federation(1, size, settings.side, classes, like=like)
     parts = {f"holds {n}": np.arange(n) for n in sizes}
     once = {"local_epochs": 1, "optimizer_state": "reset"}
     plain = settings.model_copy(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.common.errors import DataError
+from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import cache_dir
 from feddg_bench.common.portable import cpu_flags
 from feddg_bench.common.titles import counted
@@ -21,6 +21,7 @@ from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_bench.data.dataset import DECODING, DomainDataset
+from feddg_bench.data.feature_store import Encoding, FeatureStore, open_features
 from feddg_bench.data.federated import Federation, count_images, imbalance, make_federation, spread
 from feddg_bench.data.image_store import OnDecoded, Store, known_fingerprint, open_store
 from feddg_bench.engine.compatibility import check_image_size, check_start
@@ -42,6 +43,7 @@ class RunData:
     def __init__(self, cache: Path | None) -> None:
         self.cache = cache_dir(cache)
         self._stores: dict[tuple[Any, ...], Store] = {}
+        self._features: dict[tuple[Any, ...], FeatureStore] = {}
 
     def store(
         self, dataset: DomainDataset, data: DataSettings, progress: OnDecoded | None = None
@@ -60,6 +62,16 @@ class RunData:
                 )
         return self._stores[how]
 
+    def features(self, dataset: DomainDataset, encoding: Encoding) -> FeatureStore:
+        """Return the features that a run uses instead of a data set's images."""
+        how = dataset.name, dataset.settings, encoding
+        if how not in self._features:
+            path = encoding.find(dataset, self.cache)
+            self._features[how] = open_features(
+                path, len(dataset.records().paths), skipped=encoding.data.skip_unreadable
+            )
+        return self._features[how]
+
     def check_same(self, dataset: DomainDataset, record: RunRecord, where: Path) -> None:
         """Refuse a record or checkpoint that was made from other images than those here.
 
@@ -68,9 +80,15 @@ class RunData:
         Raises:
             DataError: If the contents differ, or the data set cannot be found.
         """
-        if known_fingerprint(dataset, self.cache) != record.data.fingerprint:
+        encoding = Encoding.recorded(record.settings)
+        if encoding is None:
+            here = known_fingerprint(dataset, self.cache)
+        else:
+            here = self.features(dataset, encoding).fingerprint
+        if here != record.data.fingerprint:
             raise DataError(
-                f"{where} was made from other images than the {dataset.title} that is here; "
+                f"{where} was made from other {'features' if encoding else 'images'} than the "
+                f"{dataset.title} that is here; "
                 f"move it away, or give another --results folder or the right --data-root"
             )
 
@@ -180,7 +198,17 @@ def open_federation(
     settings, dataset = plan.settings, plan.dataset
     check_image_size(settings.backbone, settings.data.image_size)
     method = load_method(settings.method)
-    store = data.store(dataset, settings.data, progress)
+    features = None
+    if settings.features.encoder:
+        features = data.features(
+            dataset, Encoding(settings.features, settings.data, settings.augment)
+        )
+        if method.needs_text and not len(features.text):
+            raise SettingsError(
+                f"{settings.method} needs features of the classes' names, which {features.path} "
+                f"lacks: encode with open_clip:ARCH/TAG, or import a file with the tensor text"
+            )
+    store = features or data.store(dataset, settings.data, progress)
     parts = spread(
         settings,
         dataset,
@@ -188,16 +216,17 @@ def open_federation(
         validation=method.client_validation,
         without=store.unreadable,
     )
-    images = Path(str(store.images.filename))
     federation = make_federation(
-        images,
-        settings.data.image_size,
+        store.path,
+        settings.side,
         dataset,
         plan.scenario,
         parts,
         settings.evaluation.splits,
         settings.evaluation.metrics,
     )
+    if features:
+        federation = features.replacing_images(federation)
     partition = parts.partition
     sizes = partition.sizes
     record = RunRecord(
@@ -225,6 +254,7 @@ def open_federation(
             unreadable=len(store.unreadable) or None,
             imbalance=imbalance(parts.splits.get("test", np.empty(0, np.int64)), dataset),
             answers=dataset.answers(plan.scenario.train, plan.scenario.test) or None,
+            encoder=features.weights if features else None,
         ),
         partition=PartitionRecord(
             hash=partition.digest(),

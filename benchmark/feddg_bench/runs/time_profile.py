@@ -135,7 +135,7 @@ def bare_seconds(worker: Worker, sizes: list[int]) -> float:
     anything that a method adds, such as another pass or a transfer, shows in the ratio to this.
     """
     settings, method = worker.settings, worker.method
-    size, batch = settings.data.image_size, settings.train.batch_size
+    size, batch = settings.side, settings.train.batch_size
     channels = worker.spec.federation.channels
     draw = torch_generator(settings.seed, "bare loop")
     images = torch.rand(batch, channels, size, size, generator=draw).to(worker.device)

@@ -70,6 +70,13 @@ _FIRST = (
     ("data.image_size", "{} px"),
     ("federation.rounds", "{} rounds"),
 )
+_FROZEN = (
+    ("features.encoder", "frozen {}"),
+    ("data.image_size", "{} px"),
+    ("backbone.hidden", "MLP {}"),
+    ("federation.rounds", "{} rounds"),
+)
+"""The same for features."""
 _MORE = (
     ("backbone.pretrained", "pretrained {}"),
     ("train.local_epochs", "local epochs {}"),
@@ -279,10 +286,14 @@ def _settings(
     """
     common = {"partition.classes_per_client": PartitionSettings().classes_per_client, **modal(runs)}
     spread = SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER)
+    encoded = common.get("features.encoder") is not None
+    first = _FROZEN if encoded else _FIRST
     return [
         _single(form.format(_plain(common[key])))
-        for key, form in (*_FIRST, *spread, *more)
+        for key, form in (*first, *spread, *more)
         if key in common
+        and not (encoded and key in ("backbone.pretrained", "federation.bn"))
+        and (common[key] or key != "backbone.hidden")
         and (key not in free or len({repr(run.settings.get(key)) for run in runs}) == 1)
     ]
 

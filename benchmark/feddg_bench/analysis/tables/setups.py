@@ -33,6 +33,7 @@ FRAME = (
     "backbone.name",
     "backbone.pretrained",
     "backbone.projection",
+    "features.encoder",
     "data.image_size",
     "partition.kind",
     "partition.clients",

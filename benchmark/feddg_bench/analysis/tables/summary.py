@@ -12,7 +12,7 @@ from feddg_bench.analysis.tables.columns import Column, Kind, MeasuredColumn
 from feddg_bench.analysis.tables.describe import RECIPES, ColumnSpec
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.setups import departures
-from feddg_bench.common.titles import backbone_title
+from feddg_bench.common.titles import network_title
 from feddg_bench.config.recipes import INCONCLUSIVE, conclusive
 from feddg_bench.data.protocols import TITLES
 from feddg_bench.plugins import dataset_title, method_title
@@ -263,12 +263,16 @@ def _collapsed(records: Sequence[RunRecord]) -> list[str]:
 def _caption(records: Sequence[RunRecord], sources: Sequence[str], *, keys: bool = True) -> str:
     first = records[0]
     backbone = first.settings["backbone"]
+    encoder = first.settings.get("features", {}).get("encoder")
+    size, hidden = first.settings["data"]["image_size"], backbone.get("hidden", 0)
+    network = network_title(backbone["name"], encoder, size, hidden)
     seeds = sorted({record.seed for record in records})
     parts = [
         "last round",
         f"recipe {first.recipe}" + (f", tuned in {first.tuned.words}" if first.tuned else ""),
-        f"backbone {backbone_title(backbone['name'])} at {first.settings['data']['image_size']} px"
-        + (", pretrained" if backbone["pretrained"] else ", from scratch"),
+        network
+        if encoder
+        else f"backbone {network}, {'pretrained' if backbone['pretrained'] else 'from scratch'}",
         *(f"{name} {value}" for name, value in first.labels.items() if keys),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
         *dict.fromkeys(f"privacy: {r.privacy.words()}" for r in records if r.privacy),
