@@ -29,7 +29,7 @@ from feddg_bench.analysis.tables.describe import (
 )
 from feddg_bench.analysis.tables.generic import Frame, frames, trained
 from feddg_bench.analysis.tables.grid import Entry, Grid, text_grid
-from feddg_bench.analysis.tables.rows import Row, make_rows
+from feddg_bench.analysis.tables.rows import FRAMES, Row, make_rows
 from feddg_bench.analysis.tables.setups import departures, own_choices
 from feddg_bench.analysis.tables.writers import document
 from feddg_bench.common.titles import counted
@@ -48,8 +48,6 @@ from feddg_bench.records.statistics import (
     simultaneous,
 )
 
-_OURS = ("partition.", "federation.", "backbone.")
-"""Prefixes of the settings in which the tested runs may differ from the claim's table."""
 _MOST = 999
 """Largest number of scenarios or seeds that is named as needed for a decision."""
 _SPLIT = "test"
@@ -142,7 +140,7 @@ def _corrected(found: Sequence[PaperClaim]) -> Iterator[PaperClaim]:
 
 
 def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Iterator[PaperClaim]:
-    where = {k: v for k, v in description.where.items() if not k.startswith(_OURS)}
+    where = {k: v for k, v in description.where.items() if not k.startswith(FRAMES)}
     loose = description.model_copy(update={"where": where, "others": False})
     columns = measured_columns(loose, None)
     recipe = description.own_recipe
@@ -204,7 +202,7 @@ def _published(
 
 
 def _frame_of(spec: RowSpec) -> dict[str, Any]:
-    return {k: v for k, v in (spec.where or {}).items() if k.startswith(_OURS)}
+    return {k: v for k, v in (spec.where or {}).items() if k.startswith(FRAMES)}
 
 
 def _dataset(description: Description, number: int) -> str:
@@ -288,7 +286,7 @@ def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, i
 
 
 def _varies(where: Mapping[str, Any]) -> bool:
-    return any(key.startswith(_OURS) for key in where)
+    return any(key.startswith(FRAMES) for key in where)
 
 
 def _complete(pairs: Sequence[Measured]) -> list[Measured]:

@@ -62,11 +62,11 @@ _APART = ("claims", *_DOCUMENTS)
 class TablesCommand(Shown):
     """Make tables from records. Papers' tables show published numbers below measured ones.
 
-    A table shows one setup, a recipe with its own or with tuned settings: the paper's, or else the
-    one with the most runs. NAME.notes.md lists the runs behind the numbers, the varied settings,
-    and commands that fill missing cells. With all, tables without a measured number are left out
-    unless they are named. Of several setups, those with the most runs and with the highest accuracy
-    on id_test have a leaderboard.
+    A table shows one setup, a recipe with its own or with tuned settings: the complete one of the
+    highest rank, or else the one with the most runs. NAME.notes.md lists the runs behind the
+    numbers, the varied settings, and commands that fill missing cells. With all, tables without a
+    measured number are left out unless they are named. Of several setups, those with the most runs
+    and with the highest accuracy on id_test have a leaderboard.
     """
 
     tables: TableNames = None

@@ -37,6 +37,7 @@ class _Recipe(Section):
 
     description: str = ""
     conclusive: bool = True  # whether its runs are trained far enough to compare methods
+    rank: int = 0  # papers' tables show the highest: 3 a paper's setup, 2 trained far, 1 less so
     settings: dict[str, Any] | None = None
     datasets: dict[str, _Frame | None] | None = None  # `OTHERS` stands for all that are not here
     methods: dict[str, dict[str, Any] | None] | None = None
@@ -72,6 +73,11 @@ def read_recipe(recipe: str) -> _Recipe:
 def conclusive(recipe: str) -> bool:
     """Return whether a shipped recipe's runs are trained far enough to compare methods."""
     return recipe not in recipe_names() or read_recipe(recipe).conclusive
+
+
+def recipe_rank(recipe: str) -> int:
+    """Return the rank of a shipped recipe; 0 for any other."""
+    return read_recipe(recipe).rank if recipe in recipe_names() else 0
 
 
 def _read(path: Path) -> _Recipe:

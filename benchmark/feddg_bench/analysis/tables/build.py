@@ -6,7 +6,7 @@ Every cell is a function of the rows' numbers; footnotes are part of the cells t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -21,7 +21,7 @@ from feddg_bench.analysis.tables.columns import (
     measured_columns,
     shown_columns,
 )
-from feddg_bench.analysis.tables.commands import fill_commands
+from feddg_bench.analysis.tables.commands import fill_commands, merged
 from feddg_bench.analysis.tables.describe import COMPARED, RECIPES, Description, RunFilter
 from feddg_bench.analysis.tables.grid import DASH, MARKS, REFERENCE, Bold, Entry, Grid, Line, Mark
 from feddg_bench.analysis.tables.rows import Row, by_round, choose_rows, fill_rows, on_split
@@ -95,8 +95,12 @@ def build(
     groups = description.groups
     if sheet.collapsed:
         groups = [group.led_by_iqm() for group in groups]
-    shown = tuple(shown_columns(description.model_copy(update={"groups": groups}), columns))
-    rows = sheet.rows
+    rows, silent = sheet.rows, sheet.silent
+    shown = tuple(
+        column
+        for column in shown_columns(description.model_copy(update={"groups": groups}), columns)
+        if not column.numbers <= silent
+    )
     outside = [_outside(description, row, columns) for row in rows]
     missing = [_fills(sheet, row, outside) if fills else _NOTHING for row in rows]
     cells = [_marked(sheet, column, bold, list(_cells(sheet, column, missing))) for column in shown]
@@ -148,8 +152,9 @@ def build(
             *map(captions.sentence, _collapses(sheet)),
             *map(captions.sentence, _frames(description, rows, outside, elsewhere)),
         ),
-        tuple(dict.fromkeys(pair for _, pairs in missing for pair in pairs)),
+        _commands(missing, {column.number for column in columns} - silent),
         {row.label: _runs(row) for row in rows if row.variant is not None},
+        tuple(_absent(sheet, missing)),
     )
 
 
@@ -226,6 +231,14 @@ class _Sheet:
         return found
 
     @cached_property
+    def silent(self) -> set[int]:
+        """Columns of groups without any number, in a paper's table that has numbers elsewhere."""
+        filled = {c.group for c in self.columns if self.places[c.number]}
+        if self.description.paper is None or not filled:
+            return set()
+        return {c.number for c in self.columns if c.group not in filled}
+
+    @cached_property
     def outside_family(self) -> set[Row]:
         """Rows that no p-value is corrected for: centralised ones, and those like the reference."""
         theirs = None if self.reference is None else self.reference.sample
@@ -273,9 +286,9 @@ class _Sheet:
 
 # --------------------------------------------------------------------------------- cells
 
-_Missing = tuple[Mapping[int, str], Sequence[tuple[str, str]]]
-"""Commands that fill a row's cells: by column, and with the row's label."""
-_NOTHING: _Missing = ({}, ())
+_Missing = tuple[str, Mapping[int, str]]
+"""A row's label, and the commands that fill its cells by column."""
+_NOTHING: _Missing = ("", {})
 
 
 def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterator[Entry]:
@@ -289,7 +302,7 @@ def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterat
         ranks = average_ranks(samples, places, lower_is_better=lower, tie=sheet.tie)
     elif kind == "excess" and sheet.reference and sheet.description.unit == "%":
         curve = _curve(sheet.reference, column)
-    for place, (row, (fills, _)) in enumerate(zip(sheet.rows, missing, strict=True)):
+    for place, (row, (_, fills)) in enumerate(zip(sheet.rows, missing, strict=True)):
         part = row.part(numbers)
         seeds = by_seed(part, places, worst=worst) if places else {}
         keys = tuple(
@@ -614,8 +627,29 @@ def _fills(sheet: _Sheet, row: Row, outside: Sequence[tuple[str, ...]]) -> _Miss
         inside = any(other.spec is row.spec and not departs[other] for other in sheet.rows)
         row, missing = Row(row.spec, row.spec.label, row.where), [] if inside else sheet.columns
     scenarios = {n: [place[2] for place in u] for n, u in sheet.places.items()}
-    fills = fill_commands(sheet.description, row, missing, scenarios, sheet.seeds)
-    return fills, [(row.label, command) for command in fills.values()]
+    return row.label, fill_commands(sheet.description, row, missing, scenarios, sheet.seeds)
+
+
+def _commands(missing: Sequence[_Missing], numbers: Collection[int]) -> tuple[tuple[str, str], ...]:
+    """Return the labels of rows and the commands that fill some columns."""
+    return tuple(
+        dict.fromkeys(
+            (label, command)
+            for label, fills in missing
+            for number, command in fills.items()
+            if number in numbers
+        )
+    )
+
+
+def _absent(sheet: _Sheet, missing: Sequence[_Missing]) -> Iterator[tuple[str, str]]:
+    """Yield the heads of groups without runs, and the command that fills them."""
+    heads: dict[str, list[str]] = {}
+    for number in sorted({c.group for c in sheet.columns if c.number in sheet.silent}):
+        mine = [c.number for c in sheet.columns if c.group == number]
+        commands = " && ".join(merged(command for _, command in _commands(missing, mine)))
+        heads.setdefault(commands, []).append(sheet.description.groups[number].head)
+    yield from ((", ".join(filter(None, of)), commands) for commands, of in heads.items())
 
 
 def _collapses(sheet: _Sheet) -> Iterator[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -22,6 +23,8 @@ from feddg_bench.records.runs import FIELDS, RecordedRun, setting_items
 
 FILE = "FILE"
 """Placeholder for the path of a file, since a record holds only its hash."""
+_METHOD = re.compile(r"--method (\S+)")
+_HERE = "--method ?"
 SEEDS = (0, 1, 2)
 """Seeds to run if the table has none."""
 
@@ -45,6 +48,8 @@ def fill_commands(
         near = [r for r in row.members if r.dataset == where.get("dataset", r.dataset)]
         same = [r for r in near if r.protocol == where.get("protocol", r.protocol)]
         base = min(same or near, key=lambda run: run.key, default=None)  # a run to imitate
+        if base is None:  # a run in the paper's setup
+            where = {k: v for k, v in where.items() if k not in description.framed}
         recipe = base.recipe if base else description.recipe
         mark = parts[column.number] = (
             _head(base, recipe, where),
@@ -62,6 +67,19 @@ def fill_commands(
         line = filter(None, ("feddg-bench run", head, each, listed, settings))
         found[number] = " ".join(line) + needs
     return found
+
+
+def merged(commands: Iterable[str]) -> list[str]:
+    """Return commands for several methods that are alike otherwise as one."""
+    found: dict[str, list[str]] = {}
+    for command in commands:
+        method = _METHOD.search(command)
+        if method is not None:
+            found.setdefault(_METHOD.sub(_HERE, command, 1), []).append(method[1])
+    return [
+        command.replace(_HERE, f"--method {','.join(dict.fromkeys(methods))}")
+        for command, methods in found.items()
+    ]
 
 
 def _head(base: RecordedRun | None, recipe: str | None, where: Mapping[str, Any]) -> str:

@@ -165,6 +165,8 @@ class Description(Section):
     against: str | None = None
     """Method that rows are compared with."""
     notes: list[str] = Field(default_factory=list)
+    framed: tuple[str, ...] = ()
+    """Keys of `where` that have the usual value of another recipe than the paper's."""
 
     @property
     def own_recipe(self) -> str:

@@ -62,6 +62,7 @@ class Grid:
     notes: tuple[str, ...]
     fills: tuple[tuple[str, str], ...]  # row label and command for missing cells
     runs: dict[str, dict[str, tuple[str, ...]]]  # row label -> scenario -> `seed:key` of its runs
+    absent: tuple[tuple[str, str], ...] = ()  # heads of groups without runs, and the command
 
     @cached_property
     def footnotes(self) -> tuple[str, ...]:

@@ -204,7 +204,7 @@ def make_tables(
             grids.append(made)
     for name, description in named.items():
         adapted = chosen.adapted(description)
-        mine = of_setup(adapted, runs, recipe)
+        adapted, mine = of_setup(adapted, runs, recipe)
         if recipe is not None and not mine and name in names:
             raise SettingsError(_unfit(name, adapted, runs, recipe))
         grid = chosen.table(name + end, adapted, mine)
@@ -250,16 +250,8 @@ def make_table(
     said = assignments({key: ",".join(map(setting_text, only[key])) for key in only})
     title = ", ".join([described.title, *said])
     adapted = chosen.adapted(described.model_copy(update={"title": title}))
-    return Made(
-        [
-            chosen.table(
-                f"{name}-{slug(said)}" if said else name,
-                adapted,
-                of_setup(adapted, runs, chosen.recipe),
-            )
-        ],
-        runs,
-    )
+    shown = of_setup(adapted, runs, chosen.recipe)
+    return Made([chosen.table(f"{name}-{slug(said)}" if said else name, *shown)], runs)
 
 
 def _measuring(description: Description, metric: str, runs: Sequence[RecordedRun]) -> Description:

@@ -6,17 +6,29 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
 from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting
-from feddg_bench.analysis.tables.setups import Variant, least_departing, setups, split
+from feddg_bench.analysis.tables.setups import (
+    Setup,
+    Variant,
+    least_departing,
+    setups,
+    split,
+    usual_settings,
+)
 from feddg_bench.common.errors import DataError
+from feddg_bench.config.recipes import recipe_rank
 from feddg_bench.plugins import method_title
 from feddg_bench.records.differences import setting_text, varying
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import curve
 from feddg_bench.records.runs import RecordedRun, metric_of
 from feddg_bench.records.statistics import Measured, Sample
+
+FRAMES = ("partition.", "federation.", "backbone.")
+"""Prefixes of the settings that make up the setup of a paper's table."""
 
 
 @dataclass(eq=False)
@@ -143,24 +155,57 @@ def _filters(columns: Sequence[MeasuredColumn]) -> dict[str, RunFilter]:
 
 def of_setup(
     description: Description, runs: Sequence[RecordedRun], recipe: str | None = None
-) -> Sequence[RecordedRun]:
-    """Return the runs of a table's setup.
+) -> tuple[Description, Sequence[RecordedRun]]:
+    """Return a table's description and runs in the setup that it shows.
 
-    It is that of the paper's recipe if it has runs, otherwise the setup with the most numbers in
-    the table; ``recipe`` overrides this. All runs count if the description filters by recipe.
+    It is the setup of the recipe with the highest `rank` that is complete: it has a number in each
+    cell for which any setup has one. If none is complete, it is the one with the most numbers.
+    ``recipe`` overrides this. All runs count if the description filters by recipe.
+
+    The description is `in_frame_of` the setup.
     """
     columns = measured_columns(description, None)
-    rows = [spec.where or {} for spec in description.rows]
-    if any("recipe" in where for where in (*rows, *(column.where for column in columns))):
-        return runs
-    found = setups(fitting(runs, description.where))
-    own = description.own_recipe
-    made = [(setup, make_rows("", description, columns, setup.runs)) for setup in found]
-    made = [(setup, rows) for setup, rows in made if any(row.sample for row in rows)]
-    wanted = recipe or (own if any(setup.recipe == own for setup, _ in made) else None)
-    made = [(setup, rows) for setup, rows in made if wanted in (None, setup.recipe)]
-    most = max(made, key=lambda pair: sum(len(row.sample) for row in pair[1]), default=None)
-    return most[0].runs if most else ()
+    filters = [spec.where or {} for spec in description.rows]
+    if any("recipe" in where for where in (*filters, *(column.where for column in columns))):
+        return description, runs
+    made = []
+    free = {key: where for key, where in description.where.items() if not key.startswith(FRAMES)}
+    for setup in setups(fitting(runs, free)):
+        if recipe in (None, setup.recipe):
+            adapted = in_frame_of(setup.runs[0], description)
+            rows = make_rows("", adapted, measured_columns(adapted, None), setup.runs)
+            if cells := {(row.label, place) for row in rows for place, _ in row.sample}:
+                numbers = sum(len(row.sample) for row in rows)
+                made.append((setup, adapted, cells, numbers))
+    whole = {cell for _, _, cells, _ in made for cell in cells}
+
+    def place(one: tuple[Setup, Description, set[Any], int]) -> tuple[bool, int, bool, int]:
+        setup, _, cells, numbers = one
+        complete = cells == whole
+        own = setup.recipe == description.own_recipe
+        return complete, recipe_rank(setup.recipe) * complete, own, numbers
+
+    best = max(made, key=place, default=None)
+    return (description, ()) if best is None else (best[1], best[0].runs)
+
+
+def in_frame_of(run: RecordedRun, description: Description) -> Description:
+    """Return a paper's table for runs of another recipe than the paper's.
+
+    Where the table asks for the usual number of clients of the paper's recipe, for example, it then
+    asks for that of the run's recipe. Other tables, and runs of the paper's recipe, keep theirs.
+    """
+    if description.paper is None or run.recipe == description.own_recipe:
+        return description
+    papers = usual_settings(description.own_recipe, run.dataset) or {}
+    ours = usual_settings(run.recipe, run.dataset) or {}
+    usual = {
+        key: ours[key]
+        for key, value in description.where.items()
+        if key.startswith(FRAMES) and key in ours and papers.get(key) == value
+    }
+    where = {**description.where, **usual}
+    return description.model_copy(update={"where": where, "framed": tuple(usual)})
 
 
 def on_split(row: Row, column: MeasuredColumn, split: str) -> Sample:

@@ -30,7 +30,9 @@ ABBREVIATIONS = (
 def markdown(grid: Grid) -> str:
     """Return a table as Markdown, with its caption and its footnotes."""
     lines = [f"# {_md(grid.title)}", "", *_md_blocks(grid)]
-    lines += [_md(grid.caption), "", *_md_footnotes(grid), f"[Notes]({grid.name}.notes.md)"]
+    lines += [_md(grid.caption), "", *_md_footnotes(grid)]
+    lines += [f"- {_md(heads)}: no runs; {_code(command)}" for heads, command in grid.absent]
+    lines += [*[""] * bool(grid.absent), f"[Notes]({grid.name}.notes.md)"]
     return "\n".join(lines) + "\n"
 
 
@@ -219,6 +221,7 @@ def latex(grid: Grid) -> str:
         "% Needs booktabs. Runs of each row, by scenario, as seed:key:",
         *(printable(f"% {row}: {_told(scenarios)}") for row, scenarios in grid.runs.items()),
         *(printable(f"% missing, {row}: {command}") for row, command in grid.fills),
+        *(printable(f"% no runs, {heads}: {command}") for heads, command in grid.absent),
         *(printable(f"% {text}") for text in (*grid.definitions, *grid.notes)),
     ]
     blocks = grid.blocks(lambda places: _points(grid, places) <= TEXT_WIDTH)
