@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import errno
 import io
@@ -13,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -144,12 +146,31 @@ def _command() -> Any:
 _OUTSIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENOSPC)
 """Errors of the operating system that a user can fix, such as an unreadable folder."""
 
+_received: list[int] = []
+"""Signals that asked this process to stop."""
+
 TWICE = 0.3
 """Seconds within which a second signal counts as the first: terminal and parent both send it."""
 
 
 def main() -> None:
-    """Run the command; a user's error becomes one sentence and exit status 2."""
+    """Run the command; a user's error becomes one sentence and exit status 2.
+
+    After a signal the process ends without taking all modules down, which takes seconds: most of
+    all after a run on Ray, and while other processes compute.
+    """
+    try:
+        _main()
+    except SystemExit as stop:
+        if not _received:
+            raise
+        atexit._run_exitfuncs()
+        with suppress(OSError):  # the terminal may be closed
+            sys.stdout.flush()
+        os._exit(int(stop.code or 0))
+
+
+def _main() -> None:
     os.environ[SWITCH] = "1"
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -261,6 +282,7 @@ def _nearest(word: str, params: Sequence[Any]) -> str:
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _received.append(number)
     first = time.monotonic()
 
     def at_once(number: int, _frame: FrameType | None) -> None:
