@@ -197,7 +197,19 @@ def test_what_each_method_can_have():
         key: {n for n, why in found.items() if not why[key]} for key in next(iter(found.values()))
     }
     alone = {"erm", "fedadg", "fedavg", "fedprox", "fedsam", "fedsr", "moon"}
-    alone |= {"coral", "feddyn", "fedopt", "fish", "irm", "mixup", "mmd", "vrex"}
+    alone |= {
+        "coral",
+        "dann",
+        "feddyn",
+        "fedopt",
+        "fish",
+        "irm",
+        "mixstyle",
+        "mixup",
+        "mmd",
+        "rsc",
+        "vrex",
+    }
     assert can["dp_client"] == alone
     assert can["secure"] == alone | {"agrrand", "agrsum", "fedbn", "fedgma", "fediir", "scaffold"}
     assert can["dp_style"] == {"ccst", "feddg", "pardon"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
@@ -67,6 +67,9 @@ class Backbone(nn.Module):
         net: The network up to global pooling, with torchvision's or timm's names inside.
         more: Adapter and hidden layer on the pooled features, if there are any.
         projection: Linear layer on their output, or the identity.
+        stages: Modules of ``net`` whose outputs are feature maps [B, C, H, W], one for each
+            resolution, from input to output. Methods that change such maps register forward hooks
+            on them; () if the network has none, such as a transformer.
 
     Args:
         net: [B, C, H, W] to [B, ``width``].
@@ -75,6 +78,7 @@ class Backbone(nn.Module):
         normalisation: Normalisation of the input, or a key of `NORMALISATIONS`.
         channels: C; if it is not 3, the normalisation should be ``none``.
         settings: Settings of the other layers after ``net``, and whether ``net`` is trained.
+        stages: Names of the stages inside ``net``.
     """
 
     mean: Tensor
@@ -88,8 +92,10 @@ class Backbone(nn.Module):
         normalisation: str | Normalisation,
         channels: int = 3,
         settings: BackboneSettings | None = None,
+        stages: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self._stages = tuple(stages)
         self.settings = settings = settings or BackboneSettings()
         self.head_only = settings.trainable == "head"
         if isinstance(normalisation, str):
@@ -112,6 +118,11 @@ class Backbone(nn.Module):
         width = settings.hidden or width
         self.projection = nn.Linear(width, projection) if projection else nn.Identity()
         self.num_features = projection or width
+
+    @property
+    def stages(self) -> tuple[nn.Module, ...]:
+        """The stages of ``net``; see the class."""
+        return tuple(self.net.get_submodule(name) for name in self._stages)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode, except that a network that is not trained stays in evaluation mode."""
@@ -212,6 +223,7 @@ class BackboneArchitecture:
     package: tuple[str, str, str] | None = None  # name, file, SHA-256 of weights from pip
     normalisation: str | Normalisation = "imagenet"  # what `auto` stands for
     ignored: tuple[str, ...] = ()  # further submodules that a weights file may hold
+    stages: tuple[str, ...] = ()  # submodules whose outputs are maps, one for each resolution
 
     def features(self) -> nn.Module:
         """Return the network with random weights and without its classifier."""
@@ -260,28 +272,55 @@ def _torchvision(
     return BackboneArchitecture(build, num_features, classifier, url=url, **more)
 
 
+RESNET = ("layer1", "layer2", "layer3", "layer4")
+"""Stages of a ResNet."""
+
 BACKBONES = {
-    "small_cnn": BackboneArchitecture(small_cnn, 128, normalisation="half"),
+    "small_cnn": BackboneArchitecture(
+        small_cnn, 128, normalisation="half", stages=("2", "5", "8", "11")
+    ),
     # As their authors do, all three take unnormalised pixels in [0, 1]; two flatten 28 px maps.
-    "lenet": BackboneArchitecture(lenet, 84, normalisation="none"),
-    "domainbed_mnist": BackboneArchitecture(domainbed_mnist, 128, normalisation="none"),
-    "femnist_cnn": BackboneArchitecture(femnist_cnn, 512, normalisation="none"),
+    "lenet": BackboneArchitecture(lenet, 84, normalisation="none", stages=("3", "6")),
+    "domainbed_mnist": BackboneArchitecture(
+        domainbed_mnist, 128, normalisation="none", stages=("3", "12")
+    ),
+    "femnist_cnn": BackboneArchitecture(femnist_cnn, 512, normalisation="none", stages=("3", "6")),
     "squeezenet1_1": _torchvision(
         "squeezenet1_1",
         512,
         "classifier",  # its last convolution makes the class scores, before pooling
         instead=partial(nn.AdaptiveAvgPool2d, 1),
+        stages=("features.1", "features.4", "features.7", "features.12"),
     ),
-    "mobilenet_v2": _torchvision("mobilenet_v2", 1280, "classifier"),
+    "mobilenet_v2": _torchvision(
+        "mobilenet_v2",
+        1280,
+        "classifier",
+        stages=("features.3", "features.6", "features.13", "features.17"),
+    ),
     # FedCCRL's features: hidden layer, Hardswish and dropout of the classifier are kept.
     "mobilenet_v3_large": _torchvision(
-        "mobilenet_v3_large", 1280, "classifier.3", weights="IMAGENET1K_V2"
+        "mobilenet_v3_large",
+        1280,
+        "classifier.3",
+        weights="IMAGENET1K_V2",
+        stages=("features.3", "features.6", "features.12", "features.15"),
     ),
-    "resnet18": _torchvision("resnet18", 512, "fc"),
-    "resnet50": _torchvision("resnet50", 2048, "fc"),
-    "densenet121": _torchvision("densenet121", 1024, "classifier"),
+    "resnet18": _torchvision("resnet18", 512, "fc", stages=RESNET),
+    "resnet50": _torchvision("resnet50", 2048, "fc", stages=RESNET),
+    "densenet121": _torchvision(
+        "densenet121",
+        1024,
+        "classifier",
+        stages=tuple(f"features.denseblock{n}" for n in (1, 2, 3, 4)),
+    ),
     "efficientnet_lite0": BackboneArchitecture(
-        efficientnet_lite0, 1280, "classifier", package=LITE0_WEIGHTS, normalisation="half"
+        efficientnet_lite0,
+        1280,
+        "classifier",
+        package=LITE0_WEIGHTS,
+        normalisation="half",
+        stages=("features.3", "features.5", "features.11", "features.16"),
     ),
     "features": BackboneArchitecture(nn.Flatten, 0, normalisation="none"),
 }
@@ -380,7 +419,20 @@ def build_backbone(
     if not rgb:
         normalisation = "none"
     width, projection = architecture.num_features, settings.projection
-    return Backbone(net, width, projection, normalisation, channels, settings)
+    stages = architecture.stages or timm_stages(net)
+    return Backbone(net, width, projection, normalisation, channels, settings, stages)
+
+
+def timm_stages(net: Any) -> list[str]:
+    """Return the names of a convolutional network's stages as timm declares them, or [].
+
+    The stem is left out: its output comes from a single layer, which folding can replace.
+    """
+    if not any(isinstance(m, nn.Conv2d) and m.stride == (1, 1) for m in net.modules()):
+        return []  # a transformer, whose only convolution cuts patches
+    declared = getattr(net, "feature_info", ())
+    names = {name for name, _ in net.named_modules()}
+    return [i["module"] for i in declared if i["module"] in names and i["reduction"] > 2]
 
 
 def resize_input(net: Any, size: int | None) -> None:
