@@ -6,10 +6,12 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from feddg_bench.config.schema import BackboneSettings, Resources
 from feddg_bench.data.federated import synthetic_federation
@@ -17,8 +19,13 @@ from feddg_bench.engine.construction import build_method
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.batch_norm import foldable, folded, freeze_batch_norm
-from feddg_bench.models.networks import DepthwiseConv2d, sum_depthwise, weight_gradient
-from feddg_bench.runs.driver import train
+from feddg_bench.models.networks import (
+    DepthwiseConv2d,
+    DepthwiseInFloat32,
+    sum_depthwise,
+    weight_gradient,
+)
+from feddg_bench.runs.driver import train as train_run
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.setup import start
 
@@ -158,19 +165,51 @@ def test_vectorised_over_models_and_images(case: Any) -> None:
                 assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
-def test_bf16_under_autocast() -> None:
-    plain, sums = pair(5, 1, 2)
-    values = torch.randn(8, 6, 4, 4)
+class _Types(TorchDispatchMode):
+    """Notes the types of convolutions, in both directions: depthwise ones and others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, set[torch.dtype]] = {"depthwise": set(), "others": set()}
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "convolution" in str(op):
+            tensors = [each for each in args if isinstance(each, Tensor) and each.dim() == 4]
+            kind = "depthwise" if tensors[-1].shape[1] == 1 else "others"
+            self.found[kind] |= {each.dtype for each in tensors}
+        return op(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("folds", [False, "auto"])
+def test_depthwise_layers_stay_in_float32_where_others_are_in_bf16(
+    sums: bool, folds: bool | str
+) -> None:
+    train = {"precision": "bf16-mixed", "depthwise_sums": sums, "fold_batch_norm": folds}
+    settings = {**FRAME, "train": {**SGD, **train}}
+    (plan,) = Request("fedavg", scenario="ip-o-c", settings=settings).plan(check=False)
+    run = start(plan, synthetic_federation(2, 4, 32, 7), SerialExecutor(), Resources(device="cpu"))
+    with _Types() as types:
+        train_run(run)
+        list(run.executor.evaluate(run.server.weights, [np.arange(4)]))
+    assert types.found == {"depthwise": {torch.float32}, "others": {torch.bfloat16}}
+
+
+@pytest.mark.parametrize("case", [((8, 8), 3, 2, 1), ((9, 9), 5, 1, 2), ((4, 4), 5, 1, 2)], ids=str)
+def test_float32_in_bf16_has_the_bits_of_float32(case: Any) -> None:
+    """Outputs are rounded to bf16 afterwards, as are the gradients that arrive."""
+    sides, *sizes = case
     found = []
-    for layer in (plain, sums):
-        with torch.autocast("cpu", torch.bfloat16):
-            output = layer(values)
-        output.float().square().sum().backward()
-        assert output.dtype == torch.bfloat16
-        assert layer.weight.grad is not None
-        found.append(layer.weight.grad)
-    assert found[1].dtype == torch.float32
-    assert float((found[1] - found[0]).norm()) < 1e-2 * float(found[0].norm())
+    for layer in pair(*sizes):
+        values = torch.randn(8, 6, *sides, generator=torch.Generator().manual_seed(0)).bfloat16()
+        of = torch.ones_like(layer(values.float())).bfloat16()
+        with torch.autocast("cpu", torch.bfloat16), DepthwiseInFloat32():
+            found.append(gradients(layer, values, of))
+        expected = gradients(layer, values.float(), of.float())
+        assert found[-1][0].dtype == torch.bfloat16
+        assert torch.equal(found[-1][0], expected[0].bfloat16())
+        assert torch.equal(found[-1][1], expected[1].bfloat16())
+        assert all(map(torch.equal, found[-1][2:], expected[2:]))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +323,7 @@ def test_a_round_takes_sums_where_maps_are_small(monkeypatch: pytest.MonkeyPatch
         (plan,) = Request("fedavg", scenario="ip-o-c", settings=settings).plan(check=False)
         federation = synthetic_federation(2, 4, 32, 7)
         run = start(plan, federation, SerialExecutor(), Resources(device="cpu"))
-        train(run)
+        train_run(run)
         return torch.cat([run.server.weights[name].flatten() for name in run.method.trainable])
 
     plain = trained()

@@ -170,7 +170,9 @@ def test_runs_that_fold_have_other_bits_and_nearly_the_same_numbers() -> None:
 
 
 def test_slow_bf16_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    for flags in ({"avx2"}, {"avx2"}, {"avx2", "avx512_bf16"}, set()):
-        warn_of_slow_bf16(frozenset(flags))
-    assert len(caplog.records) == 1
-    assert "bf16" in caplog.text
+    fast = {"avx2", "avx512_bf16"}
+    for flags, portable in (({"avx2"}, False), ({"avx2"}, False), (fast, False), (set(), False)):
+        warn_of_slow_bf16(frozenset(flags), portable)
+    assert [r.getMessage()[:20] for r in caplog.records] == ["this CPU has neither"]
+    warn_of_slow_bf16(frozenset(fast), True)
+    assert caplog.records[-1].getMessage().startswith("--portable does without AVX512-BF16 and AMX")

@@ -403,6 +403,15 @@ def test_clients_in_the_reference_s_order_have_keys_of_their_own() -> None:
     assert "order" not in partition("digits4", "ip-o-c", "reference")
 
 
+def test_runs_in_bf16_have_keys_of_their_own() -> None:
+    """They differ from the keys of records whose depthwise convolutions were in bf16, too."""
+    for precision, marked in (("bf16-mixed", True), ("32-true", False)):
+        (plan,) = Request(settings={"train.precision": precision}, scenario="ip-o-c").plan(
+            check=False
+        )
+        assert ("float32" in plan.canonical["train"]) == marked
+
+
 def test_a_downloaded_style_network_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,8 @@ import os
 import resource
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -38,6 +39,7 @@ from feddg_bench.engine.flop import count_flop
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.models.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
+from feddg_bench.models.networks import DepthwiseInFloat32
 from feddg_bench.protection.guarantee import noised
 from feddg_bench.records.metrics import PERSONAL, find_metric
 
@@ -78,6 +80,15 @@ class WorkerSpec:
     counts: bool = True
 
 
+class _MixedPrecision(MixedPrecision):
+    """Lightning's, with depthwise convolutions in float32 on a CPU."""
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        with super().forward_context(), DepthwiseInFloat32():
+            yield
+
+
 @cache
 def _fabric(device: torch.device, precision: Literal["32-true", "bf16-mixed"]) -> Fabric:
     """Return the `Fabric` of all runs: a new one would read what all installed packages register.
@@ -88,7 +99,7 @@ def _fabric(device: torch.device, precision: Literal["32-true", "bf16-mixed"]) -
     cuda = device.type == "cuda"
     plugins: list[Any] = [LightningEnvironment()]
     if precision != "32-true":
-        plugins.append(MixedPrecision(precision, device.type))
+        plugins.append(_MixedPrecision(precision, device.type))
     own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("LT_")}
     try:  # without the variables of `fabric run`, which has no plugin
         return Fabric(

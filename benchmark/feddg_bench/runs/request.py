@@ -605,6 +605,9 @@ def _settle(draft: Draft, seed: int) -> Plan:
     if settings.partition.rounding == "reference" and order:
         # Records without it predate the use of the reference's own order.
         canonical["partition"]["order"] = list(order)
+    if settings.train.precision == "bf16-mixed":
+        # Records without it computed depthwise convolutions on CPUs in bf16, too.
+        canonical["train"]["float32"] = ["depthwise"]
     key = run_key(canonical, method.version)
     return Plan(settings, canonical, scenario, recipe, method.version, key, dataset, tuned)
 

@@ -151,7 +151,7 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
     # A Ray cluster has devices of its own, which its executor knows.
     device = "cpu" if resources.engine == "ray" else find_devices(resources.device)[0]
     if device == "cpu" and settings.train.precision == "bf16-mixed" and resources.engine != "ray":
-        warn_of_slow_bf16(frozenset(cpu_flags()))
+        warn_of_slow_bf16(frozenset(cpu_flags()), settings.portable)
     plugin = given_method(settings.method)
     spec = WorkerSpec(settings, federation, device, resources.threads, plugin=plugin)
     executor.start(spec, method)
@@ -162,16 +162,18 @@ def start(plan: Plan, federation: Federation, executor: Executor, resources: Res
 
 
 @cache
-def warn_of_slow_bf16(flags: frozenset[str]) -> None:
+def warn_of_slow_bf16(flags: frozenset[str], portable: bool) -> None:
     """Warn, once per process, if a CPU with these instructions computes bf16 slowly.
 
     Without AVX512-BF16 or AMX an evaluation took 7 to 24 times as long as in float32. If the
     instructions are not known, there is no warning.
     """
-    if flags and not flags & {"avx512_bf16", "amx_bf16"}:
+    lacks = "--portable does without" if portable else "this CPU has neither"
+    if portable or (flags and not flags & {"avx512_bf16", "amx_bf16"}):
         logger.warning(
-            "this CPU has neither AVX512-BF16 nor AMX: train.precision=bf16-mixed is several times "
-            "slower here than train.precision=32-true"
+            "%s AVX512-BF16 %s AMX: train.precision=bf16-mixed is several times slower here than "
+            "train.precision=32-true",
+            *(lacks, "and" if portable else "nor"),
         )
 
 
