@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from feddg_bench.analysis.tables.build import of_table, p_text
@@ -155,7 +156,7 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
                 continue
             mine, theirs = values.get(best, {}), values.get(other, {})
             gaps = {of: sign * (mine[of] - theirs[of]) for of in mine if of in theirs}
-            if not gaps or sum(gaps.values()) <= 0:
+            if not gaps or math.fsum(gaps.values()) <= 0:
                 continue
             tests = (
                 _test(f, rows, description, recipe, (best, other), tested, gaps) for f, rows in made
@@ -165,7 +166,7 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
                 group.head or _dataset(description, number),
                 best,
                 other,
-                sum(gaps.values()) / len(gaps),
+                fmean(gaps.values()),
                 description.decimals,
                 _of_each_recipe(filter(None, tests)),
             )
@@ -249,7 +250,7 @@ def _test(
     seeds = {seed for _, seed in both}
     alike = [gap for of, gap in gaps.items() if of <= held]
     whole = frozenset[int]().union(*(of for of in gaps if of <= held)) == held
-    published = sum(alike) / len(alike) if whole else None
+    published = fmean(alike) if whole else None
     return Test(
         frame=frame.description.title,
         recipe=run.recipe,
@@ -304,7 +305,7 @@ def _by_seed(sample: Sample, pairs: Sequence[Measured]) -> Sample:
     values: dict[int, list[float]] = {}
     for place, seed in pairs:
         values.setdefault(seed, []).append(sample[place, seed])
-    return {((0, f"seed {s}", ""), 0): sum(found) / len(found) for s, found in values.items()}
+    return {((0, f"seed {s}", ""), 0): fmean(found) for s, found in values.items()}
 
 
 def _rank(test: Test) -> tuple[bool, bool, bool, int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -93,7 +94,7 @@ def _exchange(method: Method, server: Server, call: Literal["prepare", "run_roun
         if not server.round:
             raise DataError(f"before round 1 nothing sound came of {error}: {error.why}") from error
         skipped = True
-    rest = time.perf_counter() - began - sum(server.ledger.seconds.values())
+    rest = time.perf_counter() - began - math.fsum(server.ledger.seconds.values())
     server.ledger.spend("aggregation", max(rest, 0.0))
     return skipped
 

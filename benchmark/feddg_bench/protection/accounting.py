@@ -101,4 +101,4 @@ def _log_choose(n: int, k: int) -> float:
 
 def _log_sum(terms: Sequence[float]) -> float:
     largest = max(terms)
-    return largest + math.log(sum(math.exp(term - largest) for term in terms))
+    return largest + math.log(math.fsum(math.exp(term - largest) for term in terms))

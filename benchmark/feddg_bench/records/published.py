@@ -6,6 +6,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import fmean
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import shipped
@@ -53,7 +54,7 @@ def published_numbers() -> tuple[Published, ...]:
         over = _average(row)
         value, source = float(row["value"]), f"{row['paper']}, table {row['table']}"
         values = columns.get(_others(row, over), [value]) if over else [value]
-        mean = sum(values) / len(values)
+        mean = fmean(values)
         wrong = abs(value - mean) > 10.0 ** -digits[row["paper"], row["table"]] + 1e-9
         found.append(Published(value, source, mean if wrong else None, row))
     return tuple(found)

@@ -514,7 +514,7 @@ class CountedRecord(RunRecord):
             "costs": {
                 "local_training_time": seconds.get("training", 0) / max(asked, 1),
                 "aggregation_time": seconds.get("aggregation", 0) / n,
-                "one_time_cost": float(sum(once.seconds.values())),
+                "one_time_cost": math.fsum(once.seconds.values()),
                 "megabytes_up": up / n / 1e6,
                 "megabytes_down": down / n / 1e6,
             }

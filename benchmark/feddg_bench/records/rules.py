@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from operator import add
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -41,7 +43,7 @@ def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | Non
     images = sum(domain["images"] for domain in known)
     if not images or not find_metric(metric).poolable:
         return None
-    return sum(domain[metric] * domain["images"] for domain in known) / images
+    return _total(domain[metric] * domain["images"] for domain in known) / images
 
 
 def one_class_splits(evaluation: Evaluation, classes: int | None) -> list[str]:
@@ -105,7 +107,7 @@ def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
         for domain, measured in parts.items():
             of_domain = [e.get(split, {}).get(domain, {}) for e in evaluations]
             found.setdefault(split, {})[domain] = {
-                name: last if name == "images" else sum(m[name] for m in of_domain) / len(of_domain)
+                name: last if name == "images" else fmean(m[name] for m in of_domain)
                 for name, last in measured.items()
                 if isinstance(last, int | float) and all(name in m for m in of_domain)
             }
@@ -139,4 +141,12 @@ def pooled_metric(
         return None
     values = [domain[metric] for domain in domains]
     lowest: Any = reduce(np.minimum, values)  # of arrays over rounds, too
-    return lowest if over == "worst" else sum(values) / len(values)
+    return lowest if over == "worst" else _total(values) / len(values)
+
+
+def _total(values: Iterable[float]) -> float:
+    """Return the sum of numbers, or of arrays over rounds, with the same bits for both.
+
+    Since Python 3.12, the built-in ``sum`` compensates errors of numbers, but not of arrays.
+    """
+    return reduce(add, values)

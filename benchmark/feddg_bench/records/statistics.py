@@ -276,7 +276,7 @@ def is_blind(row: Sample, other: Sample) -> bool:
     gaps = {pair: row[pair] - other[pair] for pair in row if pair in other}
     groups = [group for group in by_unit(gaps).values() if len(group) > 1]
     variances = [float(group.var(ddof=1)) / len(group) for group in groups]
-    return len(groups) >= FEWEST and max(variances) > DOMINANT * sum(variances)
+    return len(groups) >= FEWEST and max(variances) > DOMINANT * math.fsum(variances)
 
 
 def t_test(differences: _Values) -> float:

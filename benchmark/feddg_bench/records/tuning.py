@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -134,7 +135,7 @@ def worth(record: RunRecord) -> float | None:
     last = evaluations[-max(FEWEST, len(evaluations) // 5) :]
     values = [split_metric(evaluation, "id_val", record.metric.name) for evaluation in last]
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if values and len(known) == len(values) else None
+    return fmean(known) if values and len(known) == len(values) else None
 
 
 def is_out(differences: Sequence[float], alternatives: int, seeds: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def forecast(works: Sequence[Work], results: Path) -> Iterator[str]:
         methods += f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
         yield f"no estimate: {from_here(results)}/ has no run of {methods} in this setup"
     else:
-        seconds = sum(known[work.kind][0] * work.passes for work in works)
+        seconds = math.fsum(known[work.kind][0] * work.passes for work in works)
         count = sum(known[key][1] for key in wanted)
         yield (
             f"estimate: about {duration(max(1, seconds))} one after the other, at the speed of "

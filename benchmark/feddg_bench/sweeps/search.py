@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from feddg_bench.common.errors import DataError, SettingsError
@@ -163,7 +164,7 @@ def mean_objective(sweep: Sweep, store: ResultsStore, made: Sequence[Job]) -> fl
         if record is None:
             raise DataError(f"the record {store.path(job.key)} went away; run the sweep again")
         values.append(sweep.objective.value(record))
-    return sum(values) / len(values)
+    return fmean(values)
 
 
 def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> Search:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from feddg_bench.common.errors import SettingsError
@@ -376,7 +377,7 @@ def _place(i: int, name: str, base: int) -> float:
     stream = generator(0, "tune", name)
     digits = range(base) if name == _RATE else stream.permutation(base)
     shift = 1 / 6 if name == _RATE else stream.random()
-    place = sum(digits[i // base**k % base] / base ** (k + 1) for k in range(_LEVELS))
+    place = math.fsum(digits[i // base**k % base] / base ** (k + 1) for k in range(_LEVELS))
     return float((place + shift) % 1)
 
 
@@ -404,8 +405,8 @@ def _trial(point: Point, records: Mapping[str, RunRecord | None], failures: Fail
     return Trial(
         settings=point,
         keys=tuple(records),
-        id_val=sum(known) / len(known) if whole else None,
+        id_val=fmean(known) if whole else None,
         values=known if whole else None,
-        seconds=sum(seconds) if seconds else None,
+        seconds=math.fsum(seconds) if seconds else None,
         error=error,
     )

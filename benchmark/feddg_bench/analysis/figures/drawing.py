@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.analysis.sheets import csv_lines
@@ -222,7 +223,7 @@ def spread_ticks(values: Sequence[float], gap: float) -> list[float]:
     blocks: list[list[int]] = []
 
     def first(block: list[int]) -> float:
-        return sum(values[n] for n in block) / len(block) - gap * (len(block) - 1) / 2
+        return fmean(values[n] for n in block) - gap * (len(block) - 1) / 2
 
     for n in order:
         blocks.append([n])

@@ -6,6 +6,7 @@ them little.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -40,8 +41,8 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
         used = counted(e.workers, "worker"), counted(e.threads, "thread")
         places.add(", ".join([e.device, *used]))
         found = {phase: _usual(record.rounds, phase) for phase in PHASES}
-        once = sum(record.once.seconds.values())
-        return {**found, "total": sum(found.values()), ONCE: once}
+        once = math.fsum(record.once.seconds.values())
+        return {**found, "total": math.fsum(found.values()), ONCE: once}
 
     values, _, notes = comparable(measure_series(frame.runs, numbers))
     of = values.groupby(["series", "x"]).value

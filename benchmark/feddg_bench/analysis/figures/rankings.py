@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -277,7 +278,7 @@ def _draw(
         line = f"{rule}: deviation {spread.text(2)}; "
         line += f"three seeds detect {three:.2f}, five {five:.2f}"
         if gaps:
-            line += f"; last bits: {sum(gaps) / len(gaps):.2f} (up to {max(gaps):.2f})"
+            line += f"; last bits: {fmean(gaps):.2f} (up to {max(gaps):.2f})"
         if place and deviations[0] > 0:
             ratio = (spread.value / deviations[0]) ** 2
             line += f"; needs {ratio:.2f} times the seeds of {next(iter(values))}"

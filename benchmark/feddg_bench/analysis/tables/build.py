@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from statistics import fmean
 
 import numpy as np
 
@@ -560,7 +561,7 @@ def _of_any_paper(
         found.append(number)
     if not found:
         return None, {}
-    mean = sum(number.value for number in found) / len(found)
+    mean = fmean(number.value for number in found)
     sources = "; ".join(dict.fromkeys(number.source for number in found))
     return Published(mean, sources), {}
 

@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Literal
 
 from feddg_bench.analysis.tables.captions import BY_CLIENTS
@@ -144,7 +145,7 @@ def trained(runs: Iterable[RecordedRun]) -> float:
     """
     found = (key_metric(run, run.evaluation("last"), "id_test") for run in runs)
     known = [number for number in found if number is not None]
-    return sum(known) / len(known) if known else 0.0
+    return fmean(known) if known else 0.0
 
 
 def most_telling(frames: Sequence[Frame]) -> list[Frame]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from feddg_bench.analysis.tables.captions import UNTESTED
@@ -244,7 +245,7 @@ def _cell(
     known = [paper for paper in papers if paper is not None]
     if len(known) < len(papers):
         return ours, None
-    published = sum(paper.value for paper in known) / len(known)
+    published = fmean(paper.value for paper in known)
     sources = "; ".join(dict.fromkeys(paper.source for paper in known))
     return ours, Entry(published, f"paper {published:.2f}", source=sources)
 

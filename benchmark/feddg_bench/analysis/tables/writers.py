@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -269,7 +270,7 @@ def _short(entry: Entry) -> str:
 def _wide(text: str) -> float:
     """Return a text's estimated width in points; deviations are printed small."""
     whole, _, std = text.partition(" ± ")
-    points = sum(
+    points = math.fsum(
         2.9 if letter in ".,:;' iljt[]()|" else 7.2 if letter.isupper() or letter in "+-" else 5.1
         for letter in whole
     )
