@@ -640,14 +640,24 @@ def test_rows_of_another_cpu_than_most_are_named(add: Add, tmp_path: Path, porta
     assert all(note.endswith(": CCST.") for note in said)
 
 
+def test_runs_with_other_unseen_clients_are_not_compared(add: Add, tmp_path: Path) -> None:
+    add("fedavg")
+    add("fedprox", federation__unseen_clients=2)
+    found = frames(read_runs(tmp_path))
+    assert [len(frame.runs) for frame in found] == [1, 1]
+    assert "unseen_clients=2" in "".join(frame.title for frame in found)
+
+
 def test_rows_with_the_same_numbers_are_said_to_be_the_same(add: Add, tmp_path: Path) -> None:
     for scenario in PAIR:
         add("fedavg", scenario, test=(0.4,))
         add("fedbn", scenario, test=(0.4,), federation__bn="local")
         add("moon", scenario, test=(0.4,) if scenario == PAIR[0] else (0.5,))
+        add("fedprox", scenario, test=(0.4,), val=(0.4,), id_val=(0.3,))  # not shown
     table = generic(tmp_path)
     same = "identical to FedAvg: the network has no batch "
-    assert footnotes(table) == {"FedAvg": [], "MOON": [], "FedBN": [f"{same}normalisation"]}
+    none = {"FedAvg": [], "MOON": [], "FedProx": []}
+    assert footnotes(table) == none | {"FedBN": [f"{same}normalisation"]}
     found = cells(table)
     assert found["FedBN", "unseen difference"]["value"] == "0"
     assert found["FedBN", "unseen difference"]["text"] == DASH

@@ -38,7 +38,8 @@ def load_records(
 
     Returns:
         Columns ``key``, ``method``, ``dataset``, ``protocol``, ``scenario``, ``seed``, ``recipe``,
-        ``round``, ``split``, ``domain`` (``all`` is the whole split), ``metric`` and ``value``, and
+        ``round``, ``split``, ``domain`` (``all`` is the whole split; in splits of clients, it is a
+        client), ``metric`` and ``value``, and
         one per setting, named by its dotted key, with missing values for runs that lack it. Shares
         are in [0, 1]; the metric ``images`` is the number of images measured. Texts are
         categorical, ``seed`` and ``round`` int64, ``value`` float64, settings that are numbers

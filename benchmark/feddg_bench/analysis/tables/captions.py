@@ -468,12 +468,14 @@ def _cpus(rows: Sequence[Row]) -> list[str]:
 def equal_rows(rows: Sequence[Row]) -> dict[Row, str]:
     """Return a footnote for each row whose numbers all equal those of another row.
 
+    These include numbers that the table does not show: the worst client can have 0 % in any run.
     The other one is the first, if possible of a method that does not declare what it acts on.
     """
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if numbers := tuple(sorted(row.sample.items())):
-            found.setdefault(numbers, []).append(row)
+            every = frozenset(run.table.numbers.tobytes() for run in row.members)
+            found.setdefault((numbers, every), []).append(row)
     said = {}
     for equal in found.values():
         first = min(equal, key=lambda row: any(acts_on(run.method) for run in row.members))

@@ -427,7 +427,8 @@ def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
 
     Rounds and clients per round that the recipe gives to one method count as the recipe's.
     """
-    prefixes, settings = ("partition.", "backbone.", "data.", "world."), {**ADDED, **run.settings}
+    settings = {**ADDED, **run.settings}
+    prefixes = ("partition.", "backbone.", "data.", "world.", "federation.unseen_clients")
     keys = [key for key in run.settings if key.startswith(prefixes)]
     keys += _FEDERATION
     shared = {key: settings.get(key) for key in keys if key not in {*free, "partition.kind", SPLIT}}
