@@ -220,10 +220,11 @@ class Client:
         if values:
             numbers = torch.stack([*values]).reshape(-1)
             exact = np.float64 if numbers.dtype == torch.float64 else np.float32
-            terms = np.array(numbers.tolist(), exact) * np.array(weights, exact)
-            total, count = self._sums.get(name, (0.0, 0))
-            terms[0] += float(total)
-            self._sums[name] = (float(np.add.accumulate(terms)[-1]), count + sum(weights))
+            before, count = self._sums.get(name, (0.0, 0))
+            total = exact(float(before))
+            for number, weight in zip(numbers.tolist(), weights, strict=True):
+                total += exact(number) * exact(weight)
+            self._sums[name] = (float(total), count + sum(weights))
 
     def metrics(self) -> dict[str, float]:
         """Return the weighted means of everything logged so far."""
