@@ -112,6 +112,8 @@ def test_handwritten(feddg: Run, tmp_path: Path) -> None:
     assert images(found) == {"train": 320, "id_val": 40, "id_test": 40, "val": 500, "test": 400}
     assert found.recipe == "handwritten"
     assert found.settings["train"]["schedule"] == "cosine"
+    seconds = [value for entry in found.rounds for value in entry.seconds.values()]
+    assert seconds == [float(f"{value:.3g}") for value in seconds]
     assert feddg("tables", "all", "--results", tmp_path / "runs", "--out", "tables").code == 0
 
 

@@ -1106,3 +1106,9 @@ def test_a_table_of_pandas_tells_runs_with_other_settings_apart(tmp_path):
     assert named["hyper.nothing"].isna().all()
     with refused(SettingsError, "rate"):
         load_records(tmp_path, settings=["rate"])
+
+
+def test_shipped_results_stay_small():
+    """All records, tables and figures together stay below 24 MB, so that a clone is quick."""
+    root = Path(__file__).parents[2] / "results"
+    assert sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) < 24_000_000

@@ -135,7 +135,8 @@ class Recorder(Observer):
         costs: dict[str, Any] = {
             "bytes": dict(ledger.bytes),
             "dropped": list(ledger.dropped),
-            "seconds": {phase: round(value, 6) for phase, value in ledger.seconds.items()},
+            # More digits are noise, which does not compress.
+            "seconds": {phase: float(f"{value:.3g}") for phase, value in ledger.seconds.items()},
             "protection": ledger.protection or None,
         }
         if result.round == 0:
