@@ -256,30 +256,6 @@ def test_without_files_in_memory_there_are_temporary_ones(two, tmp_path, monkeyp
     assert len([*(tmp_path / "here").iterdir()]) == 1  # the settings and data of the run
 
 
-@pytest.mark.nightly
-def test_workers_begin_without_the_socket_of_their_server(tmp_path, monkeypatch):
-    """As after a cleanup of /tmp; the jobs need no PyTorch, which is slow to import."""
-    from multiprocessing.forkserver import _forkserver
-
-    for name, kind in (("forked", "ForkServerProcess"), ("spawned", "SpawnProcess")):
-        process = start_process(os.mkdir, (str(tmp_path / name),), "cpu")
-        assert type(process).__name__ == kind
-        process.join()
-        assert (tmp_path / name).is_dir()
-        monkeypatch.setattr(_forkserver, "_forkserver_address", str(tmp_path / "gone"))
-
-
-def test_a_server_that_dies_while_a_process_starts_is_done_without(tmp_path, monkeypatch):
-    def died(_):
-        raise EOFError("unexpected EOF")
-
-    monkeypatch.setattr("multiprocessing.forkserver.read_signed", died)
-    process = start_process(os.mkdir, (str(tmp_path / "spawned"),), "cpu")
-    assert type(process).__name__ == "SpawnProcess"
-    process.join()
-    assert (tmp_path / "spawned").is_dir()
-
-
 @pytest.mark.parametrize(
     ("wanted", "held"),
     [

@@ -114,17 +114,10 @@ def start_process(
     """
     end_if_run_again()
     given = target, arguments, dict(os.environ)
-
-    def start(way: SpawnContext | ForkServerContext) -> BaseProcess:
-        process = way.Process(target=_with_environment, args=given, daemon=True)
-        with interrupts_ignored():
-            process.start()
-        return process
-
-    context = process_context(device)
-    with suppress(OSError, EOFError):  # the server died, or its socket was removed from /tmp
-        return start(context)
-    return start(get_context("spawn"))
+    process = process_context(device).Process(target=_with_environment, args=given, daemon=True)
+    with interrupts_ignored():
+        process.start()
+    return process
 
 
 def end_if_run_again() -> None:

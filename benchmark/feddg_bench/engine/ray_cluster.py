@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -35,14 +34,12 @@ from feddg_bench.core.messages import Payload, decode
 from feddg_bench.core.method import Method
 from feddg_bench.data.decoding import Layout
 from feddg_bench.data.federated import Federation
-from feddg_bench.data.image_store import check_store
 from feddg_bench.engine.executors import FuturesExecutor, Posted, WorkerEnd, death
 from feddg_bench.engine.gpu import device_name
 from feddg_bench.engine.worker import WorkerSpec
 from feddg_bench.plugins import load_method
 
 logger = logging.getLogger(__name__)
-_check_once = cache(check_store)
 
 PATIENCE = 60.0
 """Seconds without any worker after which a warning is logged."""
@@ -272,11 +269,8 @@ class _Actor(WorkerEnd):
     def facts(self, spec: WorkerSpec) -> Payload:
         """Return the facts about this machine."""
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        images = spec.federation.images
         try:
             here = machine_facts(spec)
-            if isinstance(images, Path):
-                _check_once(images, _layout(spec.federation))
         except FeddgError as error:
             raise type(error)(f"on {node} of the Ray cluster: {error}") from error
         return here | {"node": node, "device": device_name(spec.device)}
