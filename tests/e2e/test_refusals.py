@@ -174,6 +174,8 @@ USAGE: list[tuple[str, ...]] = [
     ("run --lr 0.1", "--lr", "train.lr=VALUE"),
     ("run --learning-rate 1", "--learning-rate", "did you mean train.lr=VALUE?"),
     ("run --test-domain chalk", "--test-domain", "did you mean --scenario?"),
+    ("run --domain chalk", "--domain", "did you mean --scenario?"),
+    ("run --root DIR", "--root", "did you mean --data-root?"),
     ("run --num-clients 9", "--num-clients", "did you mean --clients?"),
     ("run --frac 0.1", "--frac", "did you mean --per-round?"),
     ("run --batch-size 8", "--batch-size", "train.batch_size=VALUE"),

@@ -208,7 +208,10 @@ def test_the_command_line_wins_over_a_short_key_of_a_file(tmp_path: Path) -> Non
         ("partition.kind=dirichlet partition.heterogeneity=0.3", "partition.kind=dirichlet"),
         ("partition.kind=domain partition.clients=30", "partition.clients has no effect with"),
         ("partition.kind=label_shards partition.alpha=0.3", "no effect with partition.kind=label_"),
-        ("partition.alpha=0.1", "no effect with partition.kind=heterogeneous, but the key"),
+        (
+            "partition.alpha=0.1",
+            "with partition.kind=heterogeneous, only with dirichlet or label",
+        ),
         ("train.momentum=0.9", "train.momentum has no effect with train.optimizer=adam"),
         ("train.optimizer=sgd train.lr=0.1 train.eps=0.1", "train.eps has no effect with"),
         ("train.decay=0.9", "train.decay has no effect with train.schedule=constant"),

@@ -836,6 +836,20 @@ def test_pooled_runs_bring_no_column_that_a_frame_lacks(add: Add, tmp_path: Path
     }
 
 
+def test_every_folder_of_own_images_has_a_leaderboard(
+    add: Add, tmp_path: Path, feddg: Callable[..., Any]
+) -> None:
+    for seed, label in enumerate(("shapes", "shapes", "birds")):
+        record = add("fedavg", seed=seed)
+        data = record.data.model_copy(update={"label": label})
+        ResultsStore(tmp_path).save(record.model_copy(update={"data": data}))
+    made = feddg("tables", "all", "--results", tmp_path)
+    assert made.code == 0, made.err
+    assert "not written" not in made.out
+    written = {path.stem for path in (tmp_path / "tables").glob("digits4-*.tex")}
+    assert written == {"digits4-shapes-ltdo-quick", "digits4-birds-ltdo-quick"}
+
+
 def test_a_setup_has_one_leaderboard_and_variants_have_another(
     add: Add, tmp_path: Path, feddg: Callable[..., Any]
 ) -> None:
@@ -846,6 +860,7 @@ def test_a_setup_has_one_leaderboard_and_variants_have_another(
     add("pardon", recipe="another")
     made = feddg("tables", "generic", "--results", tmp_path)
     assert made.code == 0, made.err
+    assert "4 runs have other settings; --variants shows them, too" in made.out
     files = {path.name: path.read_text() for path in (tmp_path / "tables").iterdir()}
     stems = {"digits4-ltdo-quick", "digits4-ltdo-another"}
     endings = ("md", "notes.md", "csv", "tex")

@@ -275,7 +275,7 @@ def _nearest(word: str, params: Sequence[Any]) -> str:
         return f", did you mean {options[option]}?"
     if found := meant(word, keys):
         return f", did you mean {found}=VALUE?"
-    for known, cutoff in ((settings, 1.0), (options, 0.7), (settings, 0.5), (options, 0.5)):
+    for known, cutoff in ((settings, 1.0), (options, 0.7), (settings, 0.6), (options, 0.6)):
         for near in difflib.get_close_matches(word, known, n=1, cutoff=cutoff):
             return f", did you mean {known[near]}?"
     return ""

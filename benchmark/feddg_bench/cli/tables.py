@@ -43,15 +43,15 @@ Rows = Annotated[
     str | None,
     typer.Option(
         metavar="METHODS",
-        help="Make one table of these methods, separated by commas, in place of named ones.",
+        help="Make one table of these methods, comma-separated; default all.",
     ),
 ]
 Columns = Annotated[
     str | None,
     typer.Option(
         metavar="FIELD",
-        help="With --rows: a column for each scenario (default), dataset, or value of a setting "
-        "such as lambda, N or K.",
+        help="Make one table with a column for each scenario, dataset, or value of a setting such "
+        "as lambda, N or K.",
     ),
 ]
 _APART = ("claims", *_DOCUMENTS)
@@ -97,13 +97,12 @@ class TablesCommand(Shown):
         chosen = TableOptions.of(**{f.name: getattr(self, f.name) for f in fields(Shown)})
         with no_collection():
             if own:
-                made = make_table(
-                    listed(self.rows or ""), self.columns or "scenario", folders, chosen
-                )
+                rows = listed(self.rows) if self.rows else []
+                made = make_table(rows, self.columns or "scenario", folders, chosen)
             else:
                 described = [name for name in names if name not in _APART]
                 made = make_tables(described, folders, chosen, also=_APART)
-            grids, runs, left = made
+            grids, runs, left, varied = made
             judged = list(claims(runs)) if {"all", "claims"} & {*names} else None
         folder = self.out or folders[0] / "tables"
         wanted = [
@@ -129,6 +128,9 @@ class TablesCommand(Shown):
                 f"not written, as other setups have more runs, and better trained ones: "
                 f"{', '.join(left)} (tables generic)"
             )
+        if varied:
+            have = "has" if varied == 1 else "have"
+            say(f"{counted(varied, 'run')} {have} other settings; --variants shows them, too")
         paths = []
         if judged is not None:
             path = (self.out or folders[0]) / "claims.md"

@@ -14,11 +14,13 @@ SYMBOLS: Mapping[str, str] = {
 """Symbol -> the setting that it stands for, wherever a setting is named."""
 
 _SYNONYMS: Mapping[str, str] = {
-    "scenario": "test_domain test_domains test_env test_envs target target_domain held_out",
+    "scenario": "domain domains train_domains test_domain test_domains test_env test_envs target "
+    "target_domain held_out",
     "method": "algorithm algo",
     "num_seeds": "n_trials num_trials n_seeds",
     "dataset": "data_name",
-    "data_root": "data_dir data_path",
+    "data_root": "root data_dir data_path",
+    "keep": "save save_model",
     "results": "output output_dir out_dir save_dir log_dir",
     "device": "gpu gpus cuda",
     "workers": "num_workers n_jobs",

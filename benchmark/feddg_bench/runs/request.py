@@ -536,11 +536,14 @@ def file_layer(path: Path) -> Layer:
 def _without_effect(settings: RunSettings) -> dict[str, str]:
     """Return the settings without effect, each with the setting that disables it."""
     kind, train = settings.partition.kind, settings.train
+    uses: dict[str, list[str]] = {}
+    for other, (_, used) in PARTITION_RULES.items():
+        for name in used:
+            uses.setdefault(name, []).append(other)
     reasons = {
-        f"partition.{name}": f"partition.kind={kind}"
-        for _, names in PARTITION_RULES.values()
-        for name in names
-        if name not in PARTITION_RULES[kind][1]
+        f"partition.{name}": f"partition.kind={kind}, only with {' or '.join(kinds)}"
+        for name, kinds in uses.items()
+        if kind not in kinds
     }
     other = {"adam": "momentum", "sgd": "eps"}[train.optimizer]
     reasons[f"train.{other}"] = f"train.optimizer={train.optimizer}"
@@ -560,7 +563,7 @@ def _say_without_effect(idle: Iterable[str], settled: RunSettings, layers: Layer
     given, before = (dotted(s.model_dump(mode="json")) for s in (settled, plain))
     for key in sorted(idle):
         if key in still and given[key] != before[key]:
-            _say_once(f"{key} has no effect with {why[key]}, but the key has it: leave it out")
+            _say_once(f"{key} has no effect with {why[key]}, but the run key has it: leave it out")
 
 
 @cache

@@ -69,6 +69,7 @@ class Frame:
     description: Description  # of a table with a column per scenario and a row per method
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
+    others: int = 0  # number of runs of the setup in other frames, if this one stands for it
 
     def described(self, select: Rule | None) -> Description:
         """Return the description for a selection rule; ``None`` is the last round."""
@@ -134,8 +135,11 @@ def leaderboards(
     for frame in frames(runs, against):
         if recipe is None or frame.runs[0].recipe == recipe:
             found.setdefault(frame.setup, []).append(frame)
-    shown = (max(of, key=lambda f: (f.name == f.setup, len(f.runs))) for of in found.values())
-    return [replace(frame, name=frame.setup) for frame in shown]
+    shown = [(max(of, key=lambda f: (f.name == f.setup, len(f.runs))), of) for of in found.values()]
+    return [
+        replace(frame, name=frame.setup, others=sum(len(f.runs) for f in of if f is not frame))
+        for frame, of in shown
+    ]
 
 
 def trained(runs: Iterable[RecordedRun]) -> float:
@@ -151,11 +155,13 @@ def trained(runs: Iterable[RecordedRun]) -> float:
 def most_telling(frames: Sequence[Frame]) -> list[Frame]:
     """Return, for each data set and protocol, the largest frame and the best trained one.
 
-    The largest has the most runs in its rows; `trained` says how well a frame's runs are trained.
+    Each folder of a user's own images counts as a data set. The largest has the most runs in its
+    rows; `trained` says how well a frame's runs are trained.
     """
-    found: dict[tuple[str, str], list[Frame]] = {}
+    found: dict[tuple[str, str | None, str], list[Frame]] = {}
     for frame in frames:
-        found.setdefault((frame.runs[0].dataset, frame.runs[0].protocol), []).append(frame)
+        first = frame.runs[0]
+        found.setdefault((first.dataset, first.label, first.protocol), []).append(frame)
 
     def size(frame: Frame) -> int:
         by_method: dict[str, list[RecordedRun]] = {}

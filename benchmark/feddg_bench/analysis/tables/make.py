@@ -156,6 +156,7 @@ class Made(NamedTuple):
     grids: list[Grid]
     runs: Sequence[RecordedRun]  # the runs that they are made from
     left: list[str] = []  # noqa: RUF012  # leaderboards of other setups, omitted by `all`
+    others: int = 0  # number of runs in the leaderboards' setups with other settings
 
 
 def make_tables(
@@ -178,11 +179,11 @@ def make_tables(
         SettingsError: If a name is unknown, or a description cannot be used.
         DataError: If records cannot be read.
     """
-    others = [name for extension in extensions() for name in extension.grids]
-    wanted = [name for name in names if name not in (*WORDS, *others)]
+    added = [name for extension in extensions() for name in extension.grids]
+    wanted = [name for name in names if name not in (*WORDS, *added)]
     if "all" in names:
         wanted = [*named_tables(), *wanted]
-    known = (*others, *WORDS, *also)
+    known = (*added, *WORDS, *also)
     named = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs, recipe = chosen.runs(folders), chosen.recipe
     if recipe is not None and recipe not in {run.recipe for run in runs}:
@@ -190,10 +191,12 @@ def make_tables(
     end = f"-{chosen.metric}" if chosen.metric else ""
     grids: list[Grid] = []
     left: list[str] = []
+    others = 0
     if {"all", "generic"} & set(names):
         tables = leaderboards(runs, chosen.against, recipe)
         shown = tables if "generic" in names else most_telling(tables)
         left = [table.name for table in tables if table not in shown]
+        others = sum(table.others for table in shown) * (not chosen.variants)
         if chosen.variants:
             setups = {table.setup for table in shown}
             shown += [t for t in varied(runs, recipe) if t.setup in setups]
@@ -218,7 +221,7 @@ def make_tables(
     for extension in extensions():
         if asked := [name for name in extension.grids if {"all", name} & set(names)]:
             grids += extension.make_grids(asked, folders)
-    return Made(grids, runs, left)
+    return Made(grids, runs, left, others)
 
 
 def _unfit(name: str, described: Description, runs: Sequence[RecordedRun], recipe: str) -> str:
