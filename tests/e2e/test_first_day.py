@@ -117,6 +117,7 @@ def test_the_first_day(tmp_path: Path) -> None:
 
     # Tables, the list of runs, and a prediction by the first letters of a key.
     assert "runs/tables/folder-shapes-lodo-quick." in narrow(user.run(feddg, "tables", "all"))
+    assert "shapes, recipe quick; accuracy (%)" in narrow(user.run(feddg, "runs"))
     listed = json.loads(user.run(feddg, "runs", "--dataset", "folder", "--json"))
     kept = [run for run in listed if run["models"]]
     assert len(kept) == len(DOMAINS)

@@ -40,6 +40,7 @@ class Listed:
     state: str  # `done`, `interrupted` or `failed`
     method: str = ""
     dataset: str = ""
+    label: str = ""  # name of a user's own data set
     protocol: str = ""
     scenario: str = ""
     recipe: str = ""
@@ -77,8 +78,8 @@ class RunsCommand(Which):
             raise SettingsError(self._nothing([run for run, _ in found], sources))
         keys = [run.key for run, _ in runs]
         shown = next(n for n in range(FEWEST, 17) if len({key[:n] for key in keys}) == len({*keys}))
-        for (dataset, recipe), some in groupby(runs, lambda pair: _place(pair[0])[:2]):
-            _draw(dataset, recipe, list(some), shown)
+        for _, some in groupby(runs, lambda pair: _place(pair[0])[:3]):
+            _draw(list(some), shown)
         states = [run.state for run, _ in runs]
         counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
         say(f"{counted(len(runs), 'run')} in {sources}" + ": " * bool(runs) + ", ".join(counts))
@@ -115,7 +116,7 @@ def _value(run: Listed, name: str) -> Any:
 
 def _place(run: Listed) -> tuple[Any, ...]:
     seed = -1 if run.seed is None else run.seed
-    return run.dataset, run.recipe, run.protocol, run.method, run.scenario, seed, run.key
+    return run.dataset, run.label, run.recipe, run.protocol, run.method, run.scenario, seed, run.key
 
 
 def _found(folders: Sequence[Path]) -> Iterator[tuple[Listed, dict[str, Any]]]:
@@ -131,6 +132,7 @@ def _found(folders: Sequence[Path]) -> Iterator[tuple[Listed, dict[str, Any]]]:
             yield (
                 Listed(
                     **{name: getattr(run, name) for name in _NAMES},
+                    label=run.label or "",
                     results=str(root),
                     state="done",
                     round=run.rounds,
@@ -163,6 +165,7 @@ def _interrupted(path: Path, results: str) -> tuple[Listed, dict[str, Any]]:
         Listed(
             **names,
             scenario=record.scenario.name,
+            label=record.data.label or "",
             results=results,
             state="interrupted",
             round=len(record.rounds),
@@ -197,10 +200,9 @@ def _failed(failures: Failures, key: str, results: str) -> tuple[Listed, dict[st
     )
 
 
-def _draw(
-    dataset: str, recipe: str, runs: Sequence[tuple[Listed, dict[str, Any]]], shown: int
-) -> None:
+def _draw(runs: Sequence[tuple[Listed, dict[str, Any]]], shown: int) -> None:
     """Print the runs of one data set and recipe."""
+    first = runs[0][0]
     varied: dict[str, list[str]] = {}
     for method in {run.method for run, _ in runs}:
         varied[method] = varying(
@@ -225,8 +227,8 @@ def _draw(
         ]
         rows.append(row[:2] + [settings] * any(own) + row[2:])
     heads = ["key", "method", *["settings"] * any(own), "scenario", "seed", metric]
-    title = dataset_title(dataset) if dataset else "unknown data set"
-    title += f", recipe {recipe}" * bool(recipe)
+    title = dataset_title(first.dataset, first.label) if first.dataset else "unknown data set"
+    title += f", recipe {first.recipe}" * bool(first.recipe)
     title += f"; {find_metric(metric).label} on test, last round"
     numbers = ("seed", metric)
     columns = [*heads, "state"]
