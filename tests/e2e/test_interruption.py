@@ -183,35 +183,29 @@ def runs(process: int) -> bool:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("feddg")
-def test_stopped_workers_do_not_hold_up_an_interrupt(tmp_path: Path) -> None:
-    """The interrupted run can be resumed."""
-    log = tmp_path / "log"
-    process = start([*RUN, "--rounds", "500", "--workers", "2", "--results", tmp_path], log)
-    assert process.pid is not None
-    wait_until(lambda: list(tmp_path.glob("checkpoints/*.safetensors")), process, log)
-    workers = [worker for child in children(process.pid) for worker in children(child)]
-    assert len(workers) == 2
-    for worker in workers:
-        os.kill(worker, signal.SIGSTOP)
-    os.kill(process.pid, signal.SIGINT)
-    assert ended(process) == 130
-    assert len(list(tmp_path.glob("checkpoints/*.safetensors"))) == 1
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("feddg")
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
+    ("stopped", "number", "code"),
+    [
+        (False, signal.SIGKILL, -signal.SIGKILL),
+        (False, signal.SIGINT, 130),
+        (True, signal.SIGINT, 130),
+    ],
 )
-def test_no_worker_outlives_its_command(tmp_path: Path, number: int, code: int) -> None:
+def test_no_worker_outlives_its_command(
+    tmp_path: Path, stopped: bool, number: int, code: int
+) -> None:
+    """Stopped workers do not hold up an interrupt, and the run can be resumed."""
     log = tmp_path / "log"
     process = start([*RUN, "--rounds", "500", "--workers", "2", "--results", tmp_path], log)
     assert process.pid is not None
     wait_until(lambda: list(tmp_path.glob("checkpoints/*.safetensors")), process, log)
     workers = [worker for child in children(process.pid) for worker in children(child)]
     assert len(workers) == 2
+    for worker in workers * stopped:
+        os.kill(worker, signal.SIGSTOP)
     os.kill(process.pid, number)
     assert ended(process) == code
+    assert len(list(tmp_path.glob("checkpoints/*.safetensors"))) == 1
     deadline = time.monotonic() + 60
     while any(map(runs, workers)):
         assert time.monotonic() < deadline
