@@ -211,11 +211,11 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.fingerprint:
         yield f"contents: {diagnosis.fingerprint}"
     for finding in diagnosis.findings:
-        yield _folded(f"{'fault' if diagnosis.own else 'differs'}: {finding.text}")
+        yield from _folded(f"{'fault' if diagnosis.own else 'differs'}: {finding.text}")
     for note in diagnosis.notes:
-        yield _folded(f"note: {note}")
+        yield from _folded(f"note: {note}")
     if diagnosis.compared:
-        yield _folded(f"compared with the published data set: {'; '.join(diagnosis.compared)}")
+        yield from _folded(f"compared with the published data set: {'; '.join(diagnosis.compared)}")
     elif not diagnosis.own:
         yield "no reference is available for this data set"
     if diagnosis.own:
@@ -229,8 +229,8 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
         yield "results on this copy do not compare with those on the published data set"
 
 
-def _folded(text: str) -> str:
-    return textwrap.fill(text, 80, subsequent_indent=INDENT, **WHOLE)
+def _folded(text: str) -> list[str]:
+    return textwrap.wrap(printable(text), 80, subsequent_indent=INDENT, **WHOLE)
 
 
 @data_app.command("prepare")
