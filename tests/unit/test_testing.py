@@ -153,6 +153,13 @@ class Building(Method):
         torch.set_num_threads(2)
 
 
+class Precise(Method):
+    """Sets the precision of matrix products, as tutorials do."""
+
+    def build(self):
+        torch.set_float32_matmul_precision("high")
+
+
 class WritingWeights(Method):
     """Moves the global model in place."""
 
@@ -277,6 +284,7 @@ BROKEN = [
     *((type(name, (Left,), {}), "no_side_effects", words) for name, (_, words) in LEFT.items()),
     (Numpy, "no_side_effects", "the images"),
     (Building, "no_side_effects", "build changes .*: the number of threads"),
+    (Precise, "no_side_effects", "build changes .*: the precision of matrix products"),
     (Detached, "federated_weights_train", "unchanged: .*generator.weight"),
     (Public, "local_prefixes_match", "no tensor begins with .*clasifier"),
     (Stuck, "loss_falls", "the loss went from"),

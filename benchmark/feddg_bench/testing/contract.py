@@ -79,10 +79,13 @@ class Recorded:
         moved: Parameters and buffers that were replaced or moved in memory by the rounds.
         behind: Changes that clients left and that others can see.
         written: Tensors of the server that its half changed in place.
+        process: Settings of the process before the method was built.
     """
 
     def __init__(self, subject: Subject, *layers: Layer) -> None:
         self.recorder = TaskRecorder()
+        start_toy_run(Method)  # makes the suite's own settings
+        self.process = process_settings()
         self.run = run = subject.run(*layers, executor=self.recorder)
         self.results: list[RoundResult] = []
         self.states = [encode(run.server.state())]
@@ -264,12 +267,11 @@ def tasks_are_independent(subject: Subject) -> None:
 @_checked
 def no_side_effects(subject: Subject) -> None:
     """No part of a method changes folder, threads, layers, classes or images for others."""
-    run, before = subject.some.run, process_settings()
-    build_run_method(run.settings, run.federation, type(run.method))
-    behind = _changed(before, process_settings())
-    _require(not behind, f"build changes and does not put back: {', '.join(behind)}")
-    behind = subject.some.behind
+    run, behind = subject.some.run, subject.some.behind
     _require(not behind, f"clients change and do not put back: {', '.join(behind)}")
+    build_run_method(run.settings, run.federation, type(run.method))  # a worker set some again
+    behind = _changed(subject.some.process, process_settings())
+    _require(not behind, f"build changes and does not put back: {', '.join(behind)}")
 
 
 @_checked
