@@ -45,6 +45,7 @@ STOPPED = {
 """Long commands and downloads without a dry run -> where they stop, after all checks."""
 
 PARSED = (
+    "tables --against",
     "data check pacs",
     "data encode",
     "run --dataset pacs --recipe features",

@@ -17,6 +17,7 @@ import pytest
 import scipy.stats
 
 from feddg_bench.analysis.tables.build import build
+from feddg_bench.analysis.tables.compare import differences_between
 from feddg_bench.analysis.tables.describe import (
     Description,
     RowSpec,
@@ -478,7 +479,9 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
     add: Add,
 ) -> None:
     """MOON's uncorrected p-value is 0.043."""
-    gaps = {"pardon": (0.1, 0.12, 0.14, 0.2), "moon": (0.01, 0.06, 0.03, 0.05), "fpl": (0,) * 4}
+    small = (0.001, -0.001, 0.001, -0.001)
+    gaps = {"pardon": (0.1, 0.12, 0.14, 0.2), "moon": (0.01, 0.06, 0.03, 0.05), "fpl": small}
+    gaps |= {"fedbn": (0,) * 4}  # equal to the first, hence not among the corrected ones
     runs = []
     for seed in range(3):
         runs += [add("fedavg", scenario, seed, (0.5,)) for scenario in SCENARIOS]
@@ -493,9 +496,33 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
         "fedavg": "",
         "pardon": "+14.00 [+7.13, +20.87]*",
         "moon": "+3.75 [+0.22, +7.28]",
-        "fpl": "+0.00",
+        "fpl": "+0.00 [-0.18, +0.18]",
+        "fedbn": "+0.00",
     }
     assert "* p < 0.05 after Holm's correction; settings chosen by one run: MOON." in made.caption
+
+
+def test_two_sets_of_runs_are_compared_by_leaderboard(add: Add, tmp_path: Path) -> None:
+    for seed, (number, scenario) in product(range(2), enumerate(SCENARIOS)):
+        add("fedavg", scenario, seed)
+        add("moon", scenario, seed, (0.6,))
+        add("fedavg", scenario, seed, (0.5 + number / 100,), train__lr=0.25)
+        add("fpl", scenario, seed, train__lr=0.25)
+    runs = read_runs(tmp_path)
+    one, other = ([r for r in runs if (r.get("train.lr") == 0.25) == own] for own in (False, True))
+    (grid,) = differences_between(one, other, ("a/", "b/"))
+    assert [[line.label, *(e.text for e in line.entries if e)] for line in grid.lines] == [
+        ["FedAvg", "8, 8", "0", "50.00", "51.50", "-1.50 [-3.55, +0.55]"]
+    ]
+    assert grid.notes[0] == "0 equal keys among 16 and 16 runs."
+    assert grid.notes[2:] == ("In a/ and not in b/: MOON.", "In b/ and not in a/: FPL.")
+    (grid,) = differences_between(one, one, ("a/", "a/"))
+    assert grid.notes[0] == "16 equal keys among 16 and 16 runs."
+    assert {line.entries[-1].text for line in grid.lines if line.entries[-1]} == {
+        "+0.00 [+0.00, +0.00]"
+    }
+    with pytest.raises(SettingsError, match="no data set and protocol in common"):
+        list(differences_between(one, [], ("a/", "b/")))
 
 
 @pytest.mark.parametrize("width", [80, 120])

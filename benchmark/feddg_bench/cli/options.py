@@ -304,7 +304,12 @@ class Shown:
         ),
     ] = None
     against: Annotated[
-        str | None, typer.Option(help="Method to compare the others with, in every table.")
+        str | None,
+        typer.Option(
+            metavar="METHOD|DIR|RECIPE",
+            help="Method to compare the others with, in every table. Or another results folder or "
+            "recipe: print the differences to its runs, and the number of equal keys.",
+        ),
     ] = None
     metric: Annotated[
         str | None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from feddg_bench.common.files import write_whole
 from feddg_bench.common.terminal import say, terminal
 from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import listed, read_names
+from feddg_bench.config.recipes import recipe_names
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import load_method
 from feddg_bench.records import sources
@@ -25,6 +26,9 @@ from feddg_bench.records.checksums import sums_faults
 from feddg_bench.records.runs import first_of_each, no_collection, read_folder, read_runs
 from feddg_bench.records.store import pack_runs, unpack_runs
 from feddg_bench.records.tuning import pack_ledgers, unpack_ledgers
+
+if TYPE_CHECKING:
+    from feddg_bench.records.rules import Rule
 
 _DOCUMENTS = {name: text for each in extensions() for name, text in each.documents.items()}
 TableNames = Annotated[
@@ -85,6 +89,10 @@ class TablesCommand(Shown):
 
         endings = read_names("format", self.formats, WRITERS)
         folders, sources = record_folders(self.results)
+        asked = self.against or ""
+        if "/" in asked or asked in recipe_names() or (asked and Path(asked).is_dir()):
+            self._compare(folders, sources, asked)
+            return
         own = any(
             given is not None for given in (self.rows, self.columns, self.dataset, self.protocol)
         )
@@ -154,6 +162,32 @@ class TablesCommand(Shown):
         wrote = [path for some in paths for path in some] or ["no table"]
         between = " " if len(wrote) == 1 else "\n  "
         say(f"Read {counted(len(runs), 'run')} from {sources}. Wrote{between}{between.join(wrote)}")
+
+    def _compare(self, folders: Sequence[Path], sources: str, against: str) -> None:
+        """Print the differences to the runs of another folder, or of another recipe."""
+        from feddg_bench.analysis.tables.compare import differences_between
+        from feddg_bench.analysis.tables.make import TableOptions
+        from feddg_bench.cli.display import print_grid
+
+        options = {f.name: getattr(self, f.name) for f in fields(Shown)}
+        chosen = TableOptions.of(**options | {"against": None})
+        with no_collection():
+            runs = chosen.runs(folders)
+            one = f"recipe {chosen.recipe}" if chosen.recipe else sources
+            if against in recipe_names():
+                named = one, f"recipe {against}"
+                others = [run for run in runs if run.recipe == against]
+                runs = [run for run in runs if run.recipe != against]
+            else:
+                others, named = chosen.runs([Path(against)]), (one, f"{against.rstrip('/')}/")
+            if chosen.recipe:
+                runs = [run for run in runs if run.recipe == chosen.recipe]
+            grids = list(
+                differences_between(runs, others, named, cast("Rule", chosen.select or "last"))
+            )
+        for grid in grids:
+            print_grid(grid, "method")
+            terminal().print("\n".join([*grid.notes, ""]), highlight=False)
 
 
 _FEW = 2
