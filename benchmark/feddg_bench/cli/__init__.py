@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import difflib
-import errno
 import io
 import logging
 import os
 import re
-import resource
 import signal
 import sys
 import time
@@ -27,6 +25,7 @@ import typer.core
 import feddg_bench
 from feddg_bench.cli.help import EXAMPLES, Command
 from feddg_bench.common.errors import (
+    HANGUP,
     FeddgError,
     RunInterruptedError,
     SettingsError,
@@ -34,6 +33,7 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.common.files import kept_here
+from feddg_bench.common.limits import sentence
 from feddg_bench.common.notices import Notices, tell
 from feddg_bench.common.startup import SWITCH
 from feddg_bench.config.names import meant
@@ -143,9 +143,6 @@ def _command() -> Any:
     return typer.main.get_command(app)
 
 
-_OUTSIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENOSPC)
-"""Errors of the operating system that a user can fix, such as an unreadable folder."""
-
 _received: list[int] = []
 """Signals that asked this process to stop."""
 
@@ -174,8 +171,8 @@ def _main() -> None:
     os.environ[SWITCH] = "1"
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, _interrupt)  # the terminal or connection was closed
+    if signal.getsignal(HANGUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(HANGUP, _interrupt)  # the terminal or connection was closed
     # Child processes of a notebook inherit its backend, which may not be installed here. Figures
     # are drawn without one, but Matplotlib refuses to be imported.
     os.environ.pop("MPLBACKEND", None)
@@ -199,24 +196,9 @@ def _main() -> None:
     except BrokenPipeError:  # the reader of our output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except (ImportError, MemoryError, SystemError) as error:  # mapping a library can fail, too
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        library = not isinstance(error, ImportError) or "map segment" in str(error)
-        if limit == resource.RLIM_INFINITY or not library:
+    except Exception as error:
+        if not (text := sentence(error)):
             raise
-        tell(
-            f"feddg-bench: error: memory ran out within the limit of the address space, "
-            f"{limit / 2**30:.1f} GiB: PyTorch needs about 6; raise it (ulimit -v unlimited, or "
-            f"the batch system's limit of virtual memory)"
-        )
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in (*_OUTSIDE, errno.EMFILE):
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        text = f"cannot use {where}{error.strerror}; mend that or name another place"
-        if error.errno == errno.EMFILE:
-            text = "too many open files: raise the limit, such as by ulimit -n 1024"
         tell(f"feddg-bench: error: {text}")
         sys.exit(2)
 

@@ -1,6 +1,7 @@
 """Errors that a user can cause; the command line prints them as one sentence and exits with 2."""
 
 import difflib
+import signal
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +49,10 @@ class WorkerDeathError(FeddgError):
 
 class DataError(FeddgError):
     """A file or folder that is missing, unreadable or not what it claims to be."""
+
+
+HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)
+"""Signal of a closed terminal or connection; Windows has none."""
 
 
 class RunInterruptedError(BaseException):

@@ -20,12 +20,15 @@ from concurrent.futures import (
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import current_process, forkserver, get_context, parent_process
-from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from feddg_bench.common.errors import FeddgError, PluginError, in_a_line
+from feddg_bench.common.errors import HANGUP, FeddgError, PluginError, in_a_line
+from feddg_bench.common.limits import check_address_space
+
+if TYPE_CHECKING:  # Windows lacks the first
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 T = TypeVar("T")
 
@@ -149,10 +152,14 @@ def prepare_processes(device: str, workers: int) -> None:
     Args:
         device: As given by the user.
         workers: Processes that will be started; 0 is one per core.
+
+    Raises:
+        SettingsError: If the address space is too small for PyTorch.
     """
     gpu = Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists()
     several = (workers or cores()) > 1 and not current_process().daemon
     cpu = device == "cpu" or (device == "auto" and not gpu)
+    check_address_space()
     if sys.platform == "linux" and several and cpu:
         _server()
         with interrupts_ignored(), suppress(OSError):
@@ -187,7 +194,7 @@ def end_with_parent() -> None:
 
 def begin_in_pool(environment: dict[str, str]) -> None:
     """Begin as a process of a pool, for which its parent handles Ctrl-C and a closed terminal."""
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, HANGUP):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
     use_environment(environment)

@@ -6,6 +6,8 @@ from importlib import import_module, util
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from feddg_bench.common.limits import check_address_space
+
 SWITCH = "FEDDG_QUICK_START"
 """Environment variable that the command sets, for itself and its worker processes."""
 
@@ -18,6 +20,7 @@ def quicken() -> None:
     """
     if SWITCH not in os.environ or "lightning" in sys.modules or "torch._dynamo" in sys.modules:
         return
+    check_address_space()
     _stand_in("torch._dynamo", "OptimizedModule", disable=_unchanged, graph_break=_unchanged)
     _stand_in("torch._dynamo.utils", is_compile_supported=_is_compile_supported)
     _stand_in("torchmetrics", "Metric", "MetricCollection")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
-import signal
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from feddg_bench.common.errors import FeddgError, WorkerDeathError
+from feddg_bench.common.limits import check_open_files
 from feddg_bench.common.parallel import (
     GUARD,
     RAN_AGAIN,
@@ -230,7 +231,7 @@ class FuturesExecutor(Executor):
 
     def peak_memory_mib(self) -> float:
         """Return the sum of the peaks of this process and its workers, which share the store."""
-        return round(peak_memory_mib() + sum(self._mib.values()), 1)
+        return round(peak_memory_mib() + math.fsum(self._mib.values()), 1)
 
     def close(self) -> None:
         """End the processes; all that they hold is in this process too."""
@@ -335,6 +336,7 @@ class ProcessExecutor(FuturesExecutor):
 
     def open_pool(self) -> ProcessPoolExecutor:
         """Start the processes."""
+        check_open_files(self.workers)
         context = process_context(self._places[0])
         numbers = context.SimpleQueue()
         for number in range(self.workers):
@@ -348,7 +350,7 @@ class ProcessExecutor(FuturesExecutor):
 
     def end_pool(self, pool: ProcessPoolExecutor) -> str:
         """End the processes; return how the first one died."""
-        ended = -signal.SIGTERM, -signal.SIGKILL  # also how the pool and we end the others
+        ended = -15, -9  # SIGTERM and SIGKILL: also how the pool and we end the others
         codes = [code for code in end_pool(pool) if code]
         code = next((code for code in codes if code not in ended), max(codes, default=0))
         return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -6,7 +6,6 @@ import ctypes
 import logging
 import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -337,6 +336,10 @@ def keep_freed_memory() -> None:
 
 
 def peak_memory_mib() -> float:
-    """Return this process's peak resident memory in MiB."""
+    """Return this process's peak resident memory in MiB; NaN on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return math.nan
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (1024 if sys.platform != "darwin" else 1024**2), 1)

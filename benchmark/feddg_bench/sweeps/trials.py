@@ -14,7 +14,9 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import cycle
+from operator import add
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -377,7 +379,8 @@ def _place(i: int, name: str, base: int) -> float:
     stream = generator(0, "tune", name)
     digits = range(base) if name == _RATE else stream.permutation(base)
     shift = 1 / 6 if name == _RATE else stream.random()
-    place = math.fsum(digits[i // base**k % base] / base ** (k + 1) for k in range(_LEVELS))
+    terms = [digits[i // base**k % base] / base ** (k + 1) for k in range(_LEVELS)]
+    place = reduce(add, terms)  # in order, which keeps the trials of existing ledgers
     return float((place + shift) % 1)
 
 

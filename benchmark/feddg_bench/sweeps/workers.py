@@ -23,6 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.common.errors import (
+    HANGUP,
     DataError,
     FeddgError,
     RunInterruptedError,
@@ -262,7 +263,7 @@ def work_in_processes(copy: Copy, places: Sequence[str], tell: Tell) -> None:
 def _serve(pipe: connection.Connection, copy: Copy) -> None:
     """Run as a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, HANGUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     end_with_parent()

@@ -115,7 +115,7 @@ def _sentence(error: BaseException) -> str:
 
 def serve() -> None:
     """Run as a process of `feddg_bench.tracking.tracker`, which alone decides when it ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     quiet = os.open(os.devnull, os.O_WRONLY)
