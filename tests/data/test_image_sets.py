@@ -9,6 +9,7 @@ import pytest
 from scipy.io import loadmat, savemat
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.data.inspect.doctor import examine
 from feddg_bench.data.splits import SPLITS
 from feddg_bench.plugins import load_dataset
 from feddg_datasets.coloredmnist import ColoredMNIST, coloured
@@ -32,7 +33,7 @@ SETS = {
 
 def tiny(name, **promises):
     """Return the class without promised numbers of images."""
-    return type("Tiny", (load_dataset(name),), {"counts": {}, **promises})
+    return type("Tiny", (load_dataset(name),), {"counts": {}} | promises)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -73,6 +74,18 @@ def test_layouts_give_the_same_records(name, inner, other, tmp_path):
     ):
         assert path.split("/")[:2] == [first.domains[domain], first.classes[label]]
     assert first.read(0, 8).shape == (8, 8, 3)
+
+
+def test_totals_of_domains_are_compared(tmp_path):
+    """VLCS promises no numbers of classes: 5 classes of 8 images in each domain."""
+    made = fabricate("vlcs", tmp_path)
+    promised = {"Caltech101": (40,), "LabelMe": (40,), "SUN09": (41,), "VOC2007": (40,)}
+    diagnosis = examine(tiny("vlcs", counts=promised)(made))
+    assert [finding.text for finding in diagnosis.findings] == [
+        "SUN09 holds 40 images instead of 41 (-1)"
+    ]
+    assert diagnosis.published["LabelMe"] == {"images": 40}
+    assert "the number of images of every domain" in diagnosis.compared
 
 
 def test_office31_without_the_folder_images(tmp_path):

@@ -360,7 +360,8 @@ def test_a_data_set_needs_a_name_a_title_domains_and_classes_only(installed, fed
     facts = json.loads(feddg("datasets", "show", *root, "--json").out)
     assert facts["codes"] == ["p", "cl", "s", "ch"]
     assert facts["scenarios"]["lodo"][0] == "cl+s+ch-p"
-    assert (facts["default_recipe"], facts["recipes"]) == ("quick", ["quick"])
+    assert facts["default_recipe"] == "quick"
+    assert "quick" in facts["recipes"]
     assert (facts["licence"], facts["source"]) == ("not stated", "its authors")
     for command in (("datasets",), ("datasets", "show", "shapes4"), ("data", "list")):
         done = feddg(*command)
@@ -391,7 +392,7 @@ def test_a_data_set_needs_a_name_a_title_domains_and_classes_only(installed, fed
         ("del classes", "has the classes None; expected a tuple of names"),
         ("del title", "has the title None; expected a text"),
         ('name = "shapes"', "has the name 'shapes'; expected 'shapes4', as its entry point says"),
-        ('counts = {"photo": (3,)}', "has 1 counts for 'photo'; expected for each of its domains"),
+        ('counts = {"photo": (3, 4, 5)}', "has 3 counts for 'photo'; expected for each of its"),
         ('counts = {"foto": (3, 4)}', "has 2 counts for 'foto'; expected for each of its domains"),
         (
             'letters = {"photo": "p", "clipart": "p", "sketch": "s", "chalk board": "c"}',
