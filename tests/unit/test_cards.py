@@ -38,7 +38,9 @@ def test_a_card_on_file_is_for_the_run_that_it_shows():
     assert shipped_card("nobody") is None
 
 
-UNMEASURED = ("dann", "feddyn", "fednova", "fedopt", "mixstyle", "qffl", "rsc")
+UNMEASURED = (
+    "dann", "ditto", "feddyn", "fednova", "fedopt", "fedproto", "mixstyle", "qffl", "rsc",
+)  # fmt: skip
 """Methods without runs in the shipped results."""
 
 

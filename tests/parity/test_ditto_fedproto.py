@@ -1,0 +1,146 @@
+"""Ditto and FedProto: float64 simulations, prototypes in NumPy, and personal models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
+from feddg_methods.fedproto import distance, nearest
+from tests.helpers import ALL, PLAIN, bitwise, hyper
+from tests.quadratics import quadratics
+from tests.tester import MethodTester, Twin
+
+CLIENTS = [[(1, 0)], [(4, 6)] * 3, [(2, 9)] * 2]
+"""Images (a, b) of each client, all equal within one."""
+
+# ---------------------------------------------------------------------------------------- Ditto
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 2.0])
+def test_ditto(start_run, lam):
+    """Algorithm 1, six rounds of two in three clients."""
+    run = quadratics(
+        start_run, "ditto", CLIENTS, hyper={"lam": lam}, federation={"per_round": 2}, lr=0.05
+    )
+    w, own = 1.0, {}
+    for result in run.rounds(6)[1:]:
+        cohort = [int(name[-1]) for name in result.cohort]
+        ends = {}
+        for k in cohort:
+            (a, b), theta, v = CLIENTS[k][0], w, own.get(k, w)
+            for _ in CLIENTS[k]:
+                theta -= 0.05 * a * (theta - b)
+                v -= 0.05 * (a * (v - b) + lam * (v - w))
+            ends[k], own[k] = theta, v
+        counts = [len(CLIENTS[k]) for k in cohort]
+        w = np.average([ends[k] for k in cohort], weights=counts)
+    assert run.server.weights["v"].item() == pytest.approx(w, rel=1e-9)
+    for k, v in own.items():
+        kept = run.executor.memories[f"client_{k}"]["own"]["v"].item()
+        assert kept == pytest.approx(v, rel=1e-9)
+
+
+def test_both_models_keep_their_optimizers(start_run):
+    """With momentum that persists: the global model is FedAvg's."""
+    layer = {"train": {"optimizer": "sgd", "momentum": 0.9, "optimizer_state": "persist"}}
+    runs = [start_run(name, ALL, layer) for name in ("fedavg", "ditto")]
+    for run in runs:
+        run.rounds(3)
+    bitwise(runs[0].server.weights, runs[1].server.weights)
+    for memory in runs[1].executor.memories.values():
+        assert memory["optimizer"].keys() == memory["own_optimizer"].keys() != set()
+
+
+class TestDitto(MethodTester):
+    name = "ditto"
+    twins = (Twin({"lam": 0.0}, logs=False), Twin({"lam": 5.0}, logs=False))
+    wrong = ({"lam": -1},)
+    models = (1, 1)
+
+
+# ------------------------------------------------------------------------------------- FedProto
+
+
+def test_the_nearest_prototype():
+    """Distances 1 and 9 to the known classes; the third comes last."""
+    prototypes = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 0.0]])
+    known = torch.tensor([True, True, False])
+    logits = nearest(torch.tensor([[1.0, 0.0]]), prototypes, known)
+    assert_close(logits, torch.tensor([[-1.0, -9.0, -10.0]]))
+
+
+def test_the_distance_of_a_batch():
+    """(1 + 4 + 0 + 0) / 4: the second image's class has no prototype."""
+    z = torch.tensor([[1.0, 2.0], [5.0, 5.0]])
+    found = distance(z, torch.tensor([0, 1]), torch.zeros(2, 2), torch.tensor([True, False]))
+    assert found.item() == 1.25
+
+
+def test_global_prototypes_weight_by_images(start_run):
+    run = start_run("fedproto", PLAIN)
+    d = run.method.num_features
+    rows = {"a": ([0, 2], [3, 1], [1.0, 5.0]), "b": ([0], [1], [9.0])}
+
+    def replies():
+        for name, (classes, counts, values) in rows.items():
+            extra = {
+                "prototypes": torch.tensor(values)[:, None].expand(-1, d),
+                "classes": torch.tensor(classes),
+                "counts": torch.tensor(counts),
+            }
+            yield Reply(name, 4, LocalUpdate(dict(run.server.weights), extra), {}, {})
+
+    run.method.aggregate(run.server, replies())
+    assert run.server.broadcast["prototypes"][:, 0].tolist() == [3.0, 0.0, 5.0]
+    assert run.server.broadcast["known"].tolist() == [True, False, True]
+
+
+def test_prototypes_are_the_mean_features_of_the_last_epoch(start_run, recorder):
+    """At a learning rate of 0 the model stays, and features can be computed afterwards."""
+    run = start_run("fedproto", ALL, PLAIN, {"train": {"lr": 1e-30}}, executor=recorder)
+    run.rounds(1)
+    f = run.federation
+    run.method.state.load(run.server.weights)
+    run.method.eval()
+    index = np.concatenate([*f.clients.values()])
+    with torch.no_grad():
+        z = run.method.features(torch.from_numpy(f.images[index]).permute(0, 3, 1, 2) / 255)
+    for c in range(run.method.num_classes):
+        mine = torch.from_numpy(f.labels[index] == c)
+        assert_close(run.server.broadcast["prototypes"][c], z[mine].mean(0), rtol=1e-4, atol=1e-5)
+    assert sum(int(r.value.extra["counts"].sum()) for r in recorder.replies) == len(index)
+
+
+def test_clients_keep_their_models_and_receive_the_first_one_only(start_run):
+    run = start_run("fedproto", ALL)
+    first = {name: tensor.clone() for name, tensor in run.server.weights.items()}
+    results = run.rounds(3)
+    bitwise(run.server.weights, first)
+    down = [result.ledger.bytes["down"] for result in results[1:]]
+    table = nbytes({n: run.server.broadcast[n] for n in ("prototypes", "known")})
+    clients = len(run.federation.clients)
+    assert down == [clients * nbytes(first), clients * table, clients * table]
+    own = [memory["own"] for memory in run.executor.memories.values()]
+    assert not torch.equal(own[0]["classifier.weight"], own[1]["classifier.weight"])
+    mean = run.method.global_model(run.server)
+    shares = [len(index) for index in run.federation.clients.values()]
+    expected = sum(n * w["classifier.weight"] for n, w in zip(shares, own, strict=True))
+    assert_close(mean["classifier.weight"], expected / sum(shares))
+
+
+class TestFedProto(MethodTester):
+    name = "fedproto"
+    wrong = ({"lam": -1}, {"prediction": "mean"})
+
+
+@pytest.mark.parametrize("values", [{"lam": 20.0}])
+def test_a_setting_changes_what_a_client_learns(start_run, values):
+    own = []
+    for given in ({}, values):
+        run = start_run("fedproto", ALL, hyper(**given))
+        run.rounds(2)
+        own.append(run.executor.memories["client_0"]["own"]["classifier.weight"])
+    assert not torch.equal(*own)
