@@ -47,9 +47,9 @@ gc.set_threshold(7000, 10, 1000)
 _sum: Callable[..., Any] = builtins.sum
 
 
-def _same_sum(values: Iterable[Any], /, start: Any = 0) -> Any:
+def _same_sum(iterable: Iterable[Any], /, start: Any = 0) -> Any:
     """Sum, but not floats in our code: Python 3.12 and later round such sums otherwise."""
-    values = list(values)
+    values = list(iterable)  # named as in the built-in, which PyTorch's compiler compares
     ours = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0::2]
     if ours[0] in ("feddg_bench", "feddg_attacks") and not ours[1].startswith("cli."):
         assert not any(type(value) is float for value in values), "use math.fsum or fmean"
