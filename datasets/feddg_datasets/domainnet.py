@@ -18,8 +18,9 @@ class DomainNet(ListedFolders):
     The archives hold 9,431 more images, duplicates of others. The cleaned lists,
     ``splits/<domain>_<train or test>.txt``, leave them out. Without lists, as DomainBed stores the
     data set (``domainbed/scripts/download.py``), all images of the folders are used, and the
-    number of each domain shows whether the duplicates are gone. The numbers are those of the lists
-    (also in DDG's ``domainnet.py``). Classes are those of Quick, Draw!
+    number of each domain shows whether the duplicates are gone. The numbers are those of DDG's
+    ``domainnet.py``, less the 15 duplicates among paintings that it keeps; their sum is that of
+    DomainBed's paper. Classes are those of Quick, Draw!
     """
 
     name = "domainnet"

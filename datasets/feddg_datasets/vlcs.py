@@ -12,9 +12,9 @@ class VLCS(ImageFolderDataset):
     """VLCS (Fang et al., ICCV 2013) in DomainBed's layout: 10,729 photographs.
 
     Four collections of 1,415 (Caltech101), 2,656 (LabelMe), 3,282 (SUN09) and 3,376 (VOC2007)
-    images, five classes. Image lists agree on the number of each collection (JigenDG's
-    ``data/txt_lists``), but sources disagree on a few labels, so numbers of classes are not
-    required. Folders are those of DomainBed's ``domainbed/datasets.py``.
+    images, five classes. The numbers are those of JigenDG's image lists (``data/txt_lists``);
+    they are not known to hold for the classes of DomainBed's archive, so only those of whole
+    collections are required. Folders are those of DomainBed's ``domainbed/datasets.py``.
     """
 
     name = "vlcs"
