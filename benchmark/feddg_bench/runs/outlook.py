@@ -65,7 +65,7 @@ def _set_up(plan: Plan) -> str:
     network = f"{backbone_title(s.backbone.name)} {weights}, {s.data.image_size} px"
     if encoder := s.features.encoder:
         network = network_title(s.backbone.name, encoder, s.data.image_size, s.backbone.hidden)
-    return f"{network}, {rounds}, {who}, recipe {plan.recipe}"
+    return f"{network}, {rounds}, {who}"
 
 
 def expected_seconds(plans: Sequence[Plan], resources: Resources) -> float:
