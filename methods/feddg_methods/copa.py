@@ -17,6 +17,7 @@ from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
+from feddg_methods.shared.choices import check_linear
 
 MAX_CLIENT_SLOTS = 16
 """Maximum number of clients with a classifier each by default; every client receives them all."""
@@ -80,6 +81,7 @@ class Copa(Method):
 
     def build(self) -> None:
         s = self.settings
+        check_linear(self)
         if s.norm == "bin":
             mix_batch_norm(self.backbone, affine=s.affine_norm)
         few = len(self.clients) <= MAX_CLIENT_SLOTS

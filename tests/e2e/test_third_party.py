@@ -56,7 +56,7 @@ def test_a_new_data_set_is_about_its_images_alone(tmp_path):
         ("my-own-2", "my_own_2", "MyOwn2"),
         ("FedX", "fedx", "FedX"),
         ("F2", "f2", "F2"),
-        ("fedclip", "fedclip", "Fedclip"),
+        ("fedbound", "fedbound", "Fedbound"),
     ],
 )
 def test_the_entry_point_names_the_class_whatever_the_name(
@@ -106,7 +106,7 @@ def test_an_example_imports_public_names_only(example):
 
 
 def test_a_new_method_is_short():
-    lines = (EXAMPLE / "fedclip.py").read_text().splitlines()
+    lines = (EXAMPLE / "fedbound.py").read_text().splitlines()
     assert len(lines) <= 40
 
 
@@ -132,10 +132,10 @@ def test_names_that_a_new_method_cannot_have(name, said, tmp_path):
 
 
 def test_nothing_is_overwritten(tmp_path):
-    (tmp_path / "test_fedclip.py").write_text("mine")
+    (tmp_path / "test_fedbound.py").write_text("mine")
     with refused(SettingsError, "is there already"):
-        write_method("fedclip", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["test_fedclip.py"]
+        write_method("fedbound", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["test_fedbound.py"]
 
 
 @pytest.fixture(scope="module")

@@ -209,9 +209,20 @@ def test_what_each_method_can_have():
         "mmd",
         "rsc",
         "vrex",
+        "fedclip",
+        "zeroshot",
     }
     assert can["dp_client"] == alone
-    assert can["secure"] == alone | {"agrrand", "agrsum", "fedbn", "fedgma", "fediir", "scaffold"}
+    assert can["secure"] == alone | {
+        "agrrand",
+        "agrsum",
+        "fedbn",
+        "fedgma",
+        "fediir",
+        "scaffold",
+        "ncm",
+        "ridge",
+    }
     assert can["dp_style"] == {"ccst", "feddg", "pardon"}
     assert "style" in found["pardon"]["dp_client"]
     assert "control" in found["scaffold"]["dp_client"]

@@ -71,6 +71,7 @@ ABLE = [
     "pcgrad",
     "ppdg",
     "qffl",
+    "ridge",
     "scaffold",
     "vrex",
 ]

@@ -14,7 +14,7 @@ from feddg_bench.config.reading import known_name
 from feddg_bench.plugins import GROUPS, names
 
 EXAMPLES = {
-    "server": "fedclip",
+    "server": "fedbound",
     "client": "fedsmooth",
     "style": "fedcolour",
     "messages": "fedmeans",

@@ -437,4 +437,5 @@ def synthetic_federation(
         task=task,
         channels=channels,
         pixels=pixels,
+        views=int(size == 1),  # of features: no image is so small
     )

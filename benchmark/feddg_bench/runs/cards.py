@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from feddg_bench.config.layers import dotted
 from feddg_bench.config.schema import PrivacySettings, Resources
-from feddg_bench.plugins import method_title, outline
+from feddg_bench.plugins import method_title, outline, plugin_name
 from feddg_bench.protection.possible import sent_by
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.runs.observer import Observer
@@ -98,9 +98,15 @@ def facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def card_request(names: Mapping[str, Any], pairs: Iterable[str] = ()) -> Request:
+TEXT = ("backbone.name=features", "features.encoder=open_clip:ViT-B-16/openai")
+"""Settings of a card's run for a method that needs text features."""
+
+
+def card_request(names: Mapping[str, Any], pairs: Sequence[str] = ()) -> Request:
     """Return the request for the run whose messages a card shows, lodo's first scenario."""
-    return Request.read(flags={"protocol": "lodo", **names}, pairs=pairs)
+    text = outline(plugin_name("method", names["method"])).needs_text
+    own = TEXT if text and not any(pair.startswith("features.") for pair in pairs) else ()
+    return Request.read(flags={"protocol": "lodo", **names}, pairs=(*own, *pairs))
 
 
 def shipped_card(method: str, key: str | None = None) -> Crossing | None:

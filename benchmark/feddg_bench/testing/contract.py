@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +189,19 @@ def _checked(check: Check) -> Check:
     return check
 
 
-@_checked
+def _checked_if_trained(check: Check) -> Check:
+    """Check only methods that declare to send something from ``fit``: others train nothing."""
+
+    @wraps(check)
+    def only(subject: Subject) -> None:
+        plugin = subject.plugin
+        if "fit" in (load_method(plugin) if isinstance(plugin, str) else plugin).uplink:
+            check(subject)
+
+    return _checked(only)
+
+
+@_checked_if_trained
 def federated_weights_train(subject: Subject) -> None:
     """A tensor that is sent but never learns is a bug, such as a generator that was detached."""
     some = subject.some
@@ -210,7 +222,7 @@ def local_prefixes_match(subject: Subject) -> None:
     _require(not absent, f"no tensor begins with {absent}, which local names")
 
 
-@_checked
+@_checked_if_trained
 def loss_falls(subject: Subject) -> None:
     """The loss on in-domain images falls within three rounds."""
     evaluations = [r.evaluation for r in subject.everyone.results if r.evaluation]
@@ -222,7 +234,7 @@ def loss_falls(subject: Subject) -> None:
     )
 
 
-@_checked
+@_checked_if_trained
 def any_cohort_size_works(subject: Subject) -> None:
     """One, some or all clients take part; the server refuses content that is not declared."""
     recorders = {n: TaskRecorder() for n in (1, 3)}
@@ -307,7 +319,7 @@ def declared_sums_suffice(subject: Subject) -> None:
             )
 
 
-@_checked
+@_checked_if_trained
 def diverged_clients_are_dropped(subject: Subject) -> None:
     """NaN in one reply only drops that client from the round."""
 
@@ -353,7 +365,7 @@ def settings_survive_yaml(subject: Subject) -> None:
     _require(again == settings, "settings differ after YAML")
 
 
-@_checked
+@_checked_if_trained
 def seed_determines_run(subject: Subject) -> None:
     """The same seed repeats the run; another seed gives another run."""
     ends = subject.everyone.recorder.ends
@@ -372,7 +384,7 @@ def seed_determines_run(subject: Subject) -> None:
     _require(numbers[:2] != _numbers(other.rounds(1)), "another seed gave the same round")
 
 
-@_checked
+@_checked_if_trained
 def optimizer_state_persists(subject: Subject) -> None:
     """``train.optimizer_state=persist`` acts from a client's second round on, and only then."""
     kept, reset = subject.run(CHANCES, {"train": {"optimizer_state": "persist"}}), subject.everyone

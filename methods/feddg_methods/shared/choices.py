@@ -1,4 +1,4 @@
-"""Look up the value of a named option, or list the valid names in an error."""
+"""Look up the value of a named option, or list the valid names in an error; check a classifier."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddg_bench.common.errors import SettingsError, unknown
+from feddg_bench.core.method import Method
 
 T = TypeVar("T")
 
@@ -39,3 +40,15 @@ def reduced(rows: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
         SettingsError: If ``reduction`` is unknown.
     """
     return choose("reduction", reduction, {"mean": torch.mean, "sum": torch.sum})(rows, dim=0)
+
+
+def check_linear(method: Method) -> None:
+    """Refuse classifiers other than the plain linear one, whose weights a server half computes.
+
+    Raises:
+        SettingsError: If the classifier is of another kind.
+    """
+    if type(method.classifier) is not nn.Linear:
+        raise SettingsError(
+            f"{type(method).__name__} computes a linear classifier: set backbone.classifier=linear"
+        )

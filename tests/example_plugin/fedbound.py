@@ -1,4 +1,4 @@
-"""Fedclip: say in one line what it does."""
+"""Fedbound: say in one line what it does."""
 
 from collections.abc import Iterable
 
@@ -7,19 +7,19 @@ from pydantic import Field
 from feddg_bench import LocalUpdate, Method, MethodSettings, Reply, Server, Weights
 
 
-class FedclipSettings(MethodSettings):
+class FedboundSettings(MethodSettings):
     """Settings of this method; on the command line hyper.<name>=VALUE."""
 
     bound: float = Field(1.0, ge=0)
     """Largest change of a weight in a round."""
 
 
-class Fedclip(Method):
+class Fedbound(Method):
     """FedAvg whose server moves no weight farther than the bound (cite your paper here)."""
 
-    title = "Fedclip"
-    Settings = FedclipSettings
-    settings: FedclipSettings
+    title = "Fedbound"
+    Settings = FedboundSettings
+    settings: FedboundSettings
     version = 1  # increment when results can change, so that old and new records are not mixed
     citation = "Authors, title, venue and year"
 
