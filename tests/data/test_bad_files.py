@@ -297,6 +297,14 @@ def test_of_a_tiff_sixteen_bits_and_several_pages_are_read(tmp_path):
     assert (facts.sixteen_bits, facts.frames) == (True, True)
 
 
+def test_a_store_says_that_large_images_are_reduced(root, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("feddg_bench.data.dataset.LARGE", 80)
+    (root / "day/disc/0.png").unlink()
+    Image.new("RGB", (9, 9)).save(root / "day/disc/0.jpg")
+    open_store(Folder(root), 8, tmp_path / "cache")
+    assert caplog.messages == ["1 image above 67 megapixels: decoded at a reduced scale"]
+
+
 def test_a_store_says_how_its_images_were_decoded(root, tmp_path, caplog):
     path = root / "day/disc/0.png"
     exif = Image.Exif()

@@ -552,7 +552,7 @@ def read_image(
         with _open(source) as image:
             if image.info.get("Software") == _SOFTWARE:
                 raise UnreadableError(path, "feddg-bench drew it: move it out of the data set")
-            if image.format == "JPEG" and image.width * image.height > LARGE:
+            if _is_reduced(image):
                 image.draft(None, (4 * size, 4 * size))
             return square(_rgb(image, background, exif), size)
 
@@ -565,6 +565,11 @@ def read_image(
             if (ended := _with_end(path)) is not None:
                 return decode(ended)
         raise UnreadableError(path, _why(path, error)) from error
+
+
+def _is_reduced(image: ImageFile) -> bool:
+    """Return whether an image is decoded at a reduced scale."""
+    return image.format == "JPEG" and image.width * image.height > LARGE
 
 
 def _check_plain(path: Path) -> None:
@@ -688,6 +693,7 @@ class FileFacts(NamedTuple):
     turned: bool = False  # whether the EXIF orientation turns the image
     transparent: bool = False  # whether a pixel is not opaque
     frames: bool = False  # whether it has several frames
+    reduced: bool = False  # whether it is decoded at a reduced scale
 
 
 def image_facts(path: Path) -> FileFacts:
@@ -701,11 +707,11 @@ def image_facts(path: Path) -> FileFacts:
         with _open(path) as image:
             side, sixteen = min(image.size), image.mode.startswith("I") or ";16" in str(image.tile)
             turned = image.format != "TIFF" and _turn(image) is not None
-            frames = _animated(image)
+            frames, reduced = _animated(image), _is_reduced(image)
             clear = image.has_transparency_data and not image.mode.startswith("I")
             if clear:
                 clear = image.convert("RGBA").getchannel("A").getextrema()[0] != 255
-            return FileFacts(side, sixteen, turned, clear, frames)
+            return FileFacts(side, sixteen, turned, clear, frames, reduced)
     except Exception as error:  # a damaged file makes decoders raise anything
         raise UnreadableError(path, _why(path, error)) from error
 

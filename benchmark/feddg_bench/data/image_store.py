@@ -22,6 +22,7 @@ from feddg_bench.common.files import replacing
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.common.titles import counted
 from feddg_bench.data.dataset import (
+    LARGE,
     DomainDataset,
     FileFacts,
     UnreadableError,
@@ -185,7 +186,7 @@ def _build(
 
 
 def _say_ignored(dataset: DomainDataset) -> None:
-    """Warn if decoding ignores transparency or the EXIF orientation of a user's images."""
+    """Tell if decoding a user's images ignores transparency, orientation or most of the pixels."""
     if not (dataset.identity and decodes_files(dataset)):
         return
 
@@ -201,6 +202,11 @@ def _say_ignored(dataset: DomainDataset) -> None:
         logger.warning(
             f"transparent pixels of {counted(clear, 'image')} were decoded as the colour below, "
             f"mostly black: data.background=white composites them onto white"
+        )
+    if large := sum(f.reduced for f in facts):
+        logger.warning(
+            f"{counted(large, 'image')} above {LARGE // 10**6} megapixels: decoded at a reduced "
+            f"scale"
         )
     if turned and not dataset.exif:
         logger.warning(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.parallel import in_threads
 from feddg_bench.data.dataset import (
+    LARGE,
     DomainDataset,
     FileDataset,
     FileFacts,
@@ -323,6 +324,10 @@ def _notice(
         (f"with transparent pixels, which are {clear}", [f.transparent for f in facts]),
         (f"with a note to turn it (EXIF), which is {turn}", [f.turned for f in facts]),
         ("of several frames, of which the first is read", [f.frames for f in facts]),
+        (
+            f"above {LARGE // 10**6} megapixels, decoded at a reduced scale",
+            [f.reduced for f in facts],
+        ),
     ):
         names = [name for name, true in zip(records.paths, chosen, strict=True) if true]
         if names:
