@@ -193,6 +193,15 @@ OTHER = {
     "evaluation.metrics": ["ece"],
     "data.client_test_fraction": 0.2,
     "federation.unseen_clients": 2,
+    "backbone.hidden": 64,
+    "backbone.adapter": 64,
+    "backbone.adapter_ratio": 0.3,
+    "backbone.classifier": "cosine",
+    "backbone.temperature": 0.1,
+    "backbone.trainable": "head",
+    "features.encoder": "resnet18",
+    "features.views": 3,
+    "features.digest": "0123abcd",
     "evaluation.batch_size": 64,
     "gpu.tf32": True,
     "gpu.autotune": True,
@@ -228,7 +237,12 @@ PRIVATE = {
     for key in OTHER
     if key.startswith("privacy.") and key not in ("privacy.mechanism", "privacy.aggregation")
 }
-NEEDED = PRIVATE | SECURE
+FEATURES = {
+    key: {"backbone": {"name": "features"}, "features": {"encoder": "resnet50"}}
+    for key in OTHER
+    if key.startswith("features.")
+}
+NEEDED = PRIVATE | SECURE | FEATURES
 """Settings without which a setting has no effect and is refused."""
 FILES = ("data.split_csv", "backbone.weights")
 
