@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from feddg_bench.common.errors import DataError, SettingsError, short, unknown
+from feddg_bench.common.files import cache_dir
 from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import (
@@ -40,6 +41,7 @@ from feddg_bench.config.schema import (
     TrainSettings,
 )
 from feddg_bench.config.settle import Layers, recipe_layers, settle
+from feddg_bench.data.feature_store import Encoding, opened
 from feddg_bench.data.federated import cautions, spread
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.locations import find_network
@@ -364,12 +366,24 @@ class Request:
         settings = settle(layers)
         try:
             check_fit(settings, plugin, dataset)
+            if plugin.needs_text and not self._has_text(settings, dataset):
+                return f"the features by {settings.features.encoder} have no text features"
             ledger = self._ledger(protocol, method, recipe)
             tuned = read_settings(ledger.settings) if ledger else {}
             check_fit(settings, plugin, dataset, _rate(layers._replace(tuned=tuned), recipe))
         except SettingsError as error:  # the advice after the colon is for users who name a method
             return str(error).partition(": ")[0]
         return None
+
+    def _has_text(self, settings: RunSettings, dataset: DomainDataset) -> bool:
+        """Return whether the features of a run are there and have those of the classes' names."""
+        encoding = Encoding(settings.features, settings.data, settings.augment)
+        try:
+            path = encoding.find(dataset, cache_dir(self.resources.cache_dir))
+            with opened(path) as file:
+                return "text" in file.keys()  # noqa: SIM118 - no mapping
+        except (DataError, SettingsError):
+            return False
 
     @staticmethod
     def _check_recipe(recipe: str) -> None:
