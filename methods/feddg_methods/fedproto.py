@@ -23,6 +23,7 @@ class FedProtoSettings(MethodSettings):
     """Weight of the prototypes, and how a model predicts."""
 
     labels: ClassVar[tuple[str, ...]] = ("prediction",)
+    toy: ClassVar = {"prediction": "classifier"}  # distances to prototypes need longer training
 
     lam: float = Field(1.0, ge=0)
     """lambda, the weight of the distance to the global prototypes; 1 in the authors' code."""
@@ -41,8 +42,8 @@ class FedProto(Method):
     An image gets the class of the nearest prototype (Section 4.4): logits are minus the squared
     distances. Personal models are measured on the clients' test images
     (`data.client_test_fraction`). The paper has no model for an unseen domain. For evaluation
-    there, clients also send their models, as FedBN's send their batch normalisation; the server
-    averages them and does not send them back.
+    there, clients also send their models, as FedBN's send their batch normalisation. The server
+    averages them, and sends the mean only to a client that takes part for the first time.
     """
 
     Settings = FedProtoSettings
@@ -63,7 +64,7 @@ class FedProto(Method):
         }
     }
     downlink = ("prototypes", "known")
-    frozen = ("prototypes", "known")
+    local = ("prototypes", "known")
     prototypes: Tensor
     known: Tensor
 
@@ -72,6 +73,7 @@ class FedProto(Method):
         self.register_buffer("prototypes", torch.zeros(c, d))
         self.register_buffer("known", torch.zeros(c, dtype=torch.bool))
         self.sums = ClassSums(c, d)
+        self.table: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------------------ model
 
@@ -86,8 +88,8 @@ class FedProto(Method):
 
     def fit(self, client: Client) -> LocalUpdate:
         self.state.load(client.memory.get("own", {}))
-        self.receive(client)
-        with self.temporarily(sums=self.sums):
+        table = self.received(client)
+        with self.temporarily(table=table, sums=self.sums):
             update = super().fit(client)
             classes, prototypes = self.sums.means()
             counts = torch.cat(self.sums.labels).bincount(minlength=self.num_classes)
@@ -97,12 +99,10 @@ class FedProto(Method):
             {"prototypes": prototypes, "classes": classes, "counts": counts.cpu()[classes]},
         )
 
-    def receive(self, client: Client) -> None:
-        """Set the prototypes to those of the broadcast; none are known in round 1."""
-        with torch.no_grad():
-            for name in ("prototypes", "known"):
-                buffer = getattr(self, name)
-                buffer.copy_(client.broadcast.get(name, torch.zeros_like(buffer)))
+    def received(self, client: Client) -> dict[str, Tensor]:
+        """Return the global prototypes and which are known; none are in round 1."""
+        table = {n: client.broadcast[n].to(self.device) for n in self.downlink if client.broadcast}
+        return table or {n: torch.zeros_like(getattr(self, n)) for n in self.downlink}
 
     def batches(self, client: Client, epoch: int) -> Iterator[Batch]:
         # Reset in every epoch, so that the sums of the last one remain.
@@ -115,17 +115,19 @@ class FedProto(Method):
         if not self.alone:
             self.sums.add(z.detach(), labels)
         loss = F.cross_entropy(self.classifier(z), labels)
-        return loss + self.settings.lam * distance(z, labels, self.prototypes, self.known)
+        if self.alone:
+            return loss
+        return loss + self.settings.lam * distance(z, labels, **self.table)
 
     def personal_model(self, client: Client) -> Weights:
-        self.receive(client)
-        return {n: tensor.detach().clone() for n, tensor in self.state_dict().items()}
+        own = self.state.federated_weights() | self.state.private_weights()
+        return own | self.received(client)
 
     # ------------------------------------------------------------------------ server half
 
     def run_round(self, server: Server) -> None:
-        """Ask for prototypes; ``server.weights`` stay the clients' initial model."""
-        self.aggregate(server, server.ask(self.fit))
+        """Train, and send a model only to clients that have none yet."""
+        server.weights = self.aggregate(server, server.ask(self.fit, weights="once"))
 
     def aggregate(self, server: Server, updates: Iterable[Reply[LocalUpdate]]) -> Weights:
         c, d = self.num_classes, self.num_features
@@ -138,14 +140,14 @@ class FedProto(Method):
             counts.index_add_(0, extra["classes"], extra["counts"])
             return reply.value.weights, server.share(reply)
 
-        server.memory["mean"] = streaming_mean(map(counted, updates))
+        mean = streaming_mean(map(counted, updates))
         means = (sums / counts.clamp(min=1)[:, None]).float()
         server.broadcast["prototypes"], server.broadcast["known"] = means, counts > 0
-        return server.weights
+        return mean
 
     def global_model(self, server: Server) -> Weights:
         table = {name: server.broadcast[name] for name in self.downlink if name in server.broadcast}
-        return {**server.weights, **server.memory.get("mean", {}), **table}
+        return {**server.weights, **table}
 
 
 def nearest(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:

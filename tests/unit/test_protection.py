@@ -200,6 +200,7 @@ def test_what_each_method_can_have():
     alone |= {
         "coral",
         "dann",
+        "ditto",
         "feddyn",
         "fedopt",
         "fish",

@@ -9,7 +9,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from feddg_bench.common.errors import ClientError, PluginError, SettingsError
 from feddg_bench.common.streams import generator
@@ -206,7 +206,7 @@ class Server:
         call: Callable[..., T],
         *,
         everyone: bool = False,
-        weights: bool = True,
+        weights: bool | Literal["once"] = True,
         tell: Mapping[str, Payload] | None = None,
     ) -> Iterator[Reply[T]]:
         """Run a client-half function on the cohort and yield replies in client order.
@@ -219,8 +219,9 @@ class Server:
         Args:
             call: Bound method of the plugin, such as ``self.fit``. Only its name is sent.
             everyone: Ask all clients, not only this round's cohort.
-            weights: Send the global model along; ``False`` for calls that do not read it. Bytes
-                are counted for clients that do not have this version of the model yet.
+            weights: Send the global model along; ``False`` for calls that do not read it, and
+                ``"once"`` to send it only to clients that never had one. Bytes are counted for
+                clients that do not have this version of the model yet.
             tell: Content for individual clients, by name; each finds its own in
                 ``client.broadcast``. Keys must be declared in ``downlink``. Sent and counted at
                 every call.
@@ -241,16 +242,24 @@ class Server:
                 f"declare: add it to downlink"
             )
         asked = self.clients if everyone else self.cohort
-        model = self.weights if weights else {}
+        given = {client for client in asked if weights} - (
+            {*self.received} if weights == "once" else set()
+        )
         broadcast = dict(self.broadcast)
         tasks = [
-            Task(client, name, self.round, model, broadcast, told=tell.get(client, {}))
+            Task(
+                client,
+                name,
+                self.round,
+                self.weights if client in given else {},
+                broadcast,
+                told=tell.get(client, {}),
+            )
             for client in asked
         ]
-        if weights:
-            stale = [client for client in asked if self.received.get(client) != self.version]
-            self.ledger.bytes["down"] += nbytes(model) * len(stale)
-            self.received.update(dict.fromkeys(stale, self.version))
+        stale = [client for client in given if self.received.get(client) != self.version]
+        self.ledger.bytes["down"] += nbytes(self.weights) * len(stale)
+        self.received.update(dict.fromkeys(sorted(stale), self.version))
         self.ledger.bytes["down"] += sum(nbytes(task.told) for task in tasks)
         self.ledger.bytes["down"] += sum(self.broadcast.deliver(client) for client in asked)
         replies = self._replies(name, tasks)

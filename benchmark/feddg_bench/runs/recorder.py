@@ -22,7 +22,7 @@ from feddg_bench.common.files import write_whole
 from feddg_bench.common.portable import describe_cpu
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
-from feddg_bench.core.messages import Reply, Task, Weights, copied
+from feddg_bench.core.messages import Reply, Task, copied
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.flop import Tally
 from feddg_bench.engine.gpu import device_name
@@ -79,7 +79,7 @@ class Recorder(Observer):
         self.began = time.monotonic()  # setting the clock during a run affects only dates
         self.seconds_before = 0.0
         self.tally = Tally()
-        self.untrained = trained_digest(run, run.server.weights)
+        self.untrained = trained_digest(run)
         self.path = self.store.checkpoint(run.plan.key)
         self.writer = CheckpointWriter(self.path, resources.checkpoint_every)
         if self.path.exists():
@@ -200,8 +200,7 @@ class Recorder(Observer):
                 run.plan.settings.train.lr,
             )
         learns = self.record.rounds and run.method.state.trainable
-        evaluated = {**run.server.weights, **run.method.global_model(run.server)}
-        if learns and trained_digest(run, evaluated) == self.untrained:
+        if learns and trained_digest(run) == self.untrained:
             logger.warning(
                 "%s (run %s): nothing was learnt: the global weights after the last round equal "
                 "those before the first bit for bit; check that the loss depends on the model, and "
@@ -238,8 +237,9 @@ def best_so_far(record: RunRecord) -> int | None:
     return None
 
 
-def trained_digest(run: Run, weights: Weights) -> str:
+def trained_digest(run: Run) -> str:
     """Return the digest of the global weights that take gradients: statistics change without."""
+    weights = run.server.weights
     return digest("", {name: weights[name].cpu() for name in run.method.state.trainable})
 
 
