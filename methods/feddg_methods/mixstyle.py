@@ -49,6 +49,7 @@ class MixStyle(DomainBatches):
 
     group = "local training"
     tasks = ("classification", "regression")
+    acts_on = "maps"
     title = "MixStyle"
     citation = (
         "Kaiyang Zhou, Yongxin Yang, Yu Qiao, Tao Xiang: Domain Generalization with MixStyle, "

@@ -208,6 +208,7 @@ def test_settings_without_features_have_the_key_they_had() -> None:
     ("method", "changed", "words"),
     [
         ("ccst", {}, "ccst changes the style of images, and pooled features of digits4 have none"),
+        ("mixstyle", {}, "mixstyle changes maps inside a network, which features of digits4"),
         ("fedavg", {"backbone.name": "small_cnn"}, "set backbone.name=features and"),
         ("fedavg", {"features.encoder": None}, "set backbone.name=features and features.encoder"),
         ("fedavg", {"features.encoder": "b"}, "there are no features of Digits4 by b at 16 px"),

@@ -63,6 +63,7 @@ def network_title(name: str, encoder: str | None, size: int, hidden: int = 0) ->
 
 WITHOUT_EFFECT = {
     "": "",
+    "maps": "features have no maps",
     "features": "no layer below the classifier is trained",
     "batch_norm": "the network has no batch normalisation",
 }

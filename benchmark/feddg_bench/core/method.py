@@ -89,10 +89,10 @@ class Method(LightningModule):
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     """Tasks that the method can learn: its mathematics must make sense for them. A training step
     that suits both tasks takes its loss from ``self.task``."""
-    acts_on: ClassVar[Literal["", "features", "batch_norm"]] = ""
+    acts_on: ClassVar[Literal["", "features", "batch_norm", "maps"]] = ""
     """What the method changes in comparison with FedAvg: ``features`` below the classifier, through
-    a loss on them; ``batch_norm``, its layers. A run in which nothing of the kind is trained equals
-    FedAvg, and says so."""
+    a loss on them; ``batch_norm``, its layers; ``maps`` inside the network. A run in which nothing
+    of the kind is trained equals FedAvg, and says so; without ``maps`` it is refused."""
     needs_text: ClassVar[bool] = False
     """Whether the classifier is made of text features of the classes' names and never trained."""
     rgb_only: ClassVar[bool] = False
@@ -179,7 +179,9 @@ class Method(LightningModule):
         self.state = ModuleState(self, private=private, constant=constant)
         self.federated, self.trainable = self.state.federated, self.state.trainable
         below = [name for name in self.trainable if not name.startswith("classifier.")]
-        there = {"": True, "features": bool(below), "batch_norm": bool(norm)}[self.acts_on]
+        there = {"": True, "maps": True, "features": bool(below), "batch_norm": bool(norm)}[
+            self.acts_on
+        ]
         frozen = self.acts_on == "batch_norm" and batch_norm_state(self.backbone)
         why = "no batch normalisation is trained" if frozen else WITHOUT_EFFECT[self.acts_on]
         self.same_as_fedavg = "" if there else why

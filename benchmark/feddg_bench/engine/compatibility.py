@@ -139,6 +139,11 @@ def reasons_to_refuse(
                 f"have none that helps: choose a method that leaves images as they are, such as "
                 f"fedavg"
             )
+        if method.acts_on == "maps":
+            yield (
+                f"{name} changes maps inside a network, which features of {settings.dataset} no "
+                f"longer have: choose another method, such as fedavg"
+            )
     elif not is_rgb(images):
         but = (
             f"RGB images, but images of {settings.dataset} have {images.channels} channels of "

@@ -135,7 +135,7 @@ class Backbone(nn.Module):
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
         features: Tensor
         if type(self.net) is nn.Flatten:  # features [B, D, 1, 1] of a frozen encoder
-            features = self.projection(self.more(self.net(images)))
+            features = self.projection(self.more(images.flatten(1)))
             return features
         images = self.normalise(images)
         partly = images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled())
