@@ -74,6 +74,11 @@ def attack_plans(
         for plan in asked
         if plan.settings.partition.clients > 1 and plan.settings.partition.kind != "pooled"
     ]
+    if any(plan.settings.features.encoder for plan in plans):
+        raise SettingsError(
+            "attacks judge images, and a run on features has none: leave out features.encoder, or "
+            "freeze the network with backbone.trainable=head"
+        )
     if not plans:
         raise SettingsError(
             f"{asked[0].settings.method} has one client here, and an attack compares the messages "

@@ -125,6 +125,11 @@ class RayExecutor(FuturesExecutor):
 
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build all workers; their machines must match this one (`machine_facts`)."""
+        if spec.federation.views:
+            raise SettingsError(
+                "features are a file of this machine, and --engine ray checks only decoded images: "
+                "leave it out, as a run on features takes seconds"
+            )
         self._here = machine_facts(spec)
         super().start(spec, method)
 
