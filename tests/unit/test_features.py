@@ -227,7 +227,7 @@ def test_what_does_not_go_with_features_is_refused(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("resnet", "did you mean 'resnet50'?"),
+        ("resnet5", "did you mean 'resnet50'?"),
         ("torchvision:none", "the encoder torchvision:none cannot be built at 16 px"),
         ("features", "encoder"),
     ],
