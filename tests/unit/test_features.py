@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -289,3 +293,46 @@ def test_heads() -> None:
 
 def test_a_caption_names_the_encoder() -> None:
     assert network_title("features", "vit", 224) == "frozen vit, 224 px"
+
+
+class Clip(torch.nn.Module):
+    """A stand-in for a model of open_clip: colours are the features of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        self.visual.image_mean = self.visual.image_std = (0.5,) * 3
+        self.texts = torch.nn.Embedding(99, 3)
+        self.logit_scale = torch.nn.Parameter(torch.tensor(3.0))
+
+    def encode_text(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.texts(tokens)
+
+
+def test_texts_are_encoded_by_the_text_tower_and_kept_with_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, model = ModuleType("open_clip"), Clip()
+    package.__spec__ = ModuleSpec("open_clip", None)
+    package.create_model = lambda *_, **__: model
+    package.get_tokenizer = lambda _: lambda texts: torch.tensor([len(text) for text in texts])
+    monkeypatch.setitem(sys.modules, "open_clip", package)
+    dataset, name = make_dataset("digits4"), "open_clip:ViT-B-16/openai"
+    made = encoding(encoder=name)
+    store = open_features(encode(dataset, made, build_encoder(name, SIDE), tmp_path), 1797)
+    tokens = torch.tensor([len(dataset.prompt(each)) for each in dataset.classes])
+    wanted = model.texts(tokens).detach()
+    np.testing.assert_array_equal(store.text, wanted.numpy())
+    settings = {"image_size": SIDE, "features.encoder": name}
+    (record,) = fb.run(
+        "zeroshot",
+        scenario="ip-o-c",
+        recipe="features",
+        settings=settings,
+        results=tmp_path,
+        cache_dir=tmp_path,
+        keep="last",
+    )
+    kept = fb.load_model(record.key, tmp_path).classifier.weight
+    unit = torch.nn.functional.normalize(wanted)
+    torch.testing.assert_close(kept.detach(), unit * math.e**3, rtol=1e-5, atol=1e-5)

@@ -125,7 +125,7 @@ def _open_clip(name: str, size: int, weights: Path | None) -> Encoder:
     encoder = Encoder(model.visual, (model.visual.image_mean, model.visual.image_std))
     encoder.model = model  # so that the text tower is part of the hash
     encoder.texts = lambda texts: model.encode_text(tokens(list(texts)))
-    encoder.logit_scale = float(model.logit_scale.exp())
+    encoder.logit_scale = float(model.logit_scale.detach().exp())
     return encoder
 
 
