@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import csv
 import hashlib
 import io
@@ -33,6 +34,7 @@ from feddg_bench.analysis.tables.generic import leaderboards
 from feddg_bench.analysis.tables.grid import DASH
 from feddg_bench.analysis.tables.writers import csv_text
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.config.keys import run_key
 from feddg_bench.plugins import method_title, names
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES
@@ -470,6 +472,17 @@ def test_the_command_repeats_the_run(
     flags = {name: given[name] for name in NAMES if name in given}
     (plan,) = Request.read(flags=flags, pairs=given["pairs"] or ()).plan(check=False)
     assert plan.key == run["key"]
+
+
+def test_the_command_leaves_out_what_planning_derives(tmp_path: Path) -> None:
+    one = record(recipe="quick", settings={"train": {"precision": "bf16-mixed"}})
+    settings = copy.deepcopy(one.settings)
+    settings["train"]["float32"] = ["depthwise"]
+    key = run_key(settings, one.method_version)
+    save(tmp_path, one.model_copy(update={"settings": settings, "key": key}))
+    (setup,) = data_of(tmp_path)["setups"]
+    assert "train.precision=bf16-mixed" in setup["command"]
+    assert "float32=" not in setup["command"]
 
 
 # --------------------------------------------------------------------------- the folder

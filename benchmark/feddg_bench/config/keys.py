@@ -66,6 +66,10 @@ def _leave_out_new(values: Layer, defaults: Layer, first: Iterable[str]) -> None
             del values[name]
 
 
+DERIVED = ("data.names", "partition.order", "train.float32")
+"""Beginnings of names in the key that planning derives from other settings: no command has them."""
+
+
 def run_key(canonical: Layer, method_version: int) -> str:
     """Return the run key: 16 hexadecimal digits of a hash of all that determines the results."""
     text = json.dumps([canonical, method_version], sort_keys=True)

@@ -14,6 +14,7 @@ from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.rows import Row
 from feddg_bench.analysis.tables.setups import FILES, is_shipped, unlike_recipe, usual_settings
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.config.keys import DERIVED
 from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.recipes import load_recipe
 from feddg_bench.data.protocols import PROTOCOLS
@@ -125,7 +126,7 @@ def overrides(run: RecordedRun) -> Mapping[str, Any]:
     recipe = usual_settings(run.recipe, run.dataset, run.method)
     if recipe is None:
         return {}
-    keys = [key for key in run.settings if not key.startswith("hyper.")]
+    keys = [key for key in run.settings if not key.startswith(("hyper.", *DERIVED))]
     return values(differences(run.settings, recipe, keys))
 
 
@@ -178,7 +179,7 @@ def repeat_command(run: RecordedRun, settings: Mapping[str, Any], threads: int =
         parts += ["--threads", str(threads)]
     for key, value in setting_items(settings):
         own = key.startswith("hyper.")
-        if (own or differing is None or key in differing) and not key.startswith("data.names"):
+        if (own or differing is None or key in differing) and not key.startswith(DERIVED):
             parts.append(f"{key}={_yaml(value)}")
     return shlex.join(parts)
 
