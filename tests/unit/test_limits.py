@@ -22,7 +22,11 @@ from feddg_bench.common.errors import SettingsError
         (math.inf, MemoryError(), ""),
         (math.inf, OSError(errno.EMFILE, "Too many open files"), "ulimit -n 1024"),
         (math.inf, PermissionError(errno.EACCES, "Permission denied", "r"), "cannot use r: Perm"),
-        (math.inf, OSError(errno.EROFS, "Read-only file system"), "cannot share memory .* --workers 1"),
+        (
+            math.inf,
+            OSError(errno.EROFS, "Read-only file system"),
+            "cannot share memory .* --workers 1",
+        ),
         (math.inf, OSError(errno.EIO, "Input/output error"), ""),
     ],
 )
