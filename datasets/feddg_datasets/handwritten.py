@@ -64,7 +64,7 @@ FIRST = 5_000
 """Images of MNIST in use: without a limit, they would be most of all images."""
 
 
-def read_table(name: str, path: Path) -> Part:
+def read_digits(name: str, path: Path) -> Part:
     """Read a table of UCI, with one image in each row.
 
     Args:
@@ -97,8 +97,8 @@ def read_table(name: str, path: Path) -> Part:
 
 
 def decoded(name: str, path: Path) -> bytes:
-    """Return the images and labels of a table (`read_table`) as bytes."""
-    part = read_table(name, path)
+    """Return the images and labels of a table (`read_digits`) as bytes."""
+    part = read_digits(name, path)
     return part.images.tobytes() + part.labels.astype(np.uint8).tobytes()
 
 
@@ -161,7 +161,7 @@ class Handwritten(ArrayDataset):
         """Read the collections in the order of `domains`."""
         images, labels, *tables = self.files.values()
         yield read_mnist(images, labels).first(FIRST)
-        training, test, semeion, mfeat = map(read_table, TABLES, tables)
+        training, test, semeion, mfeat = map(read_digits, TABLES, tables)
         yield training.with_more(test)
         yield semeion
         yield mfeat

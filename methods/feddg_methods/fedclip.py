@@ -42,8 +42,8 @@ class FedCLIP(Method):
     title = "FedCLIP"
     citation = (
         "Wang Lu, Xixu Hu, Jindong Wang, Xing Xie: FedCLIP: Fast Generalization and "
-        "Personalization for CLIP in Federated Learning, ICLR 2023 Workshop on Trustworthy and "
-        "Reliable Large-Scale Machine Learning Models, arXiv 2302.13485"
+        "Personalization for CLIP in Federated Learning, ICLR Workshop on Trustworthy and "
+        "Reliable Large-Scale Machine Learning Models 2023, arXiv 2302.13485"
     )
 
     def build(self) -> None:

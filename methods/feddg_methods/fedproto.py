@@ -82,7 +82,7 @@ class FedProto(Method):
         logits: Tensor = self.classifier(z)
         if self.training or self.settings.prediction == "classifier" or not self.known.any():
             return logits
-        return nearest(z, self.prototypes, self.known)
+        return prototype_logits(z, self.prototypes, self.known)
 
     # ------------------------------------------------------------------------ client half
 
@@ -150,7 +150,7 @@ class FedProto(Method):
         return {**server.weights, **table}
 
 
-def nearest(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+def prototype_logits(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
     """Return minus the squared distance of features to prototypes, [B, C].
 
     Classes without a prototype get less than all others.
@@ -165,7 +165,7 @@ def nearest(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
 
 
 def distance(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Return the mean square of z - Cbar^y over batch and features; see `nearest`.
+    """Return the mean square of z - Cbar^y over batch and features; see `prototype_logits`.
 
     Args:
         z: Features [B, D].

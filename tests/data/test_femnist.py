@@ -109,8 +109,10 @@ def test_missing_data(made, tmp_path):
         FEMNIST(tmp_path)
     assert "--data-root" in str(caught.value)
     (made / "femnist_v1.0" / "images" / "000" / "02.png").unlink()
-    with refused(DataError, "cannot read", "02.png"):
-        FEMNIST(made).fingerprint()
+    data = FEMNIST(made)
+    gone = next(i for i in range(len(data.records().paths)) if data.file(i).name == "02.png")
+    with refused(DataError, "cannot decode", "02.png", "missing, or a link to nothing"):
+        data.read(gone, 28)
 
 
 def test_the_class_has_no_domains():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feddg_bench.common.errors import DataError
-from feddg_datasets.handwritten import TABLES, Handwritten, decoded, read_table
+from feddg_datasets.handwritten import TABLES, Handwritten, decoded, read_digits
 from tests.fabricate import fabricate
 from tests.helpers import refused
 
@@ -39,15 +39,15 @@ def test_pixels_fill_the_range_and_labels_are_digits(tmp_path):
     """Rows of each format with known pixels; the darkest value is 0 and the brightest 255."""
     file = tmp_path / "file"
     file.write_text("\n".join([",".join(["0"] * 62 + ["8", "16", "7"]), ""]))
-    part = read_table("optdigits.tra", file)
+    part = read_digits("optdigits.tra", file)
     assert part.images.reshape(-1)[-3:].tolist() == [0, 128, 255]
     assert part.labels.tolist() == [7]
     file.write_text(" ".join(["1.0000"] * 2 + ["0.0000"] * 254 + [*"0000000010"]) + " \r\n")
-    part = read_table("semeion.data", file)
+    part = read_digits("semeion.data", file)
     assert part.images[0, 0, :3].tolist() == [255, 255, 0]
     assert part.labels.tolist() == [8]
     file.write_text("\n".join("  6" * 16 + "  1" * 224 for _ in range(20)) + "\n")
-    part = read_table("mfeat-pix", file)
+    part = read_digits("mfeat-pix", file)
     assert part.images.shape == (20, 16, 15)
     assert part.images[0, 1, :2].tolist() == [255, 42]
     assert part.labels.tolist() == sorted([*range(10)] * 2)

@@ -563,8 +563,8 @@ def test_missing_and_damaged_images(copy, name):
     with pytest.raises(DataError, match=r"lacks 1 of the [\d,]+ images that \w+\.csv lists") as e:
         dataset.stamp()
     assert str(gone.relative_to(dataset.folder)) in str(e.value)
-    with refused(DataError, "cannot read"):
-        dataset.content(1)
+    with refused(DataError, f"cannot decode the image {gone}", "missing"):
+        dataset.read(1, 8)
     with refused(DataError, f"cannot decode the image {broken}"):
         dataset.read(2, 8)
 

@@ -195,7 +195,7 @@ def test_a_sweep_plans_the_runs_of_run_where_domains_are_on_the_disk(
     file.write_text(yaml.safe_dump(layer | {"parameters": values}, sort_keys=False))
     swept = feddg("sweep", file, "--workers", "1", "--data-root", root)
     assert swept.code == 0, swept.err
-    assert "1 of 1 runs" in swept.out
+    assert "1 of 1 run" in swept.out
     assert "[" not in swept.err  # nothing was computed
     assert feddg("sweep", file).code == 2  # no folder
 

@@ -74,14 +74,18 @@ COMMANDS: list[tuple[str, ...]] = [
     ("run backbone.weights=nowhere.pth pretrained=true", "nowhere.pth"),
     ("run partition.min_client_size=400", "min_client_size"),
     ("run --method pardon hyper.style=vgg19", "hyper.style_weights", "pixel"),
-    ("run partition.kind=domain --per-round 5", "per_round is 5", "only 2 clients"),
+    ("run partition.kind=domain --per-round 5", "per_round is 5", "clients that hold images (2)"),
     *(
         (f"run {more} {words}", *told)
         for words, *told in (
             ("backbone.pretrained=true", "small_cnn has no pretrained weights"),
             ("backbone.padding=tf", "backbone.padding=tf is for mobilenet_v2, not for small_cnn"),
             ("data.image_size=111 backbone.name=mobilenet_v2 padding=tf", "multiple of 32"),
-            ("partition.kind=domain --per-round 10", "per_round is 10", "only 2 clients"),
+            (
+                "partition.kind=domain --per-round 10",
+                "per_round is 10",
+                "clients that hold images (2)",
+            ),
             ("--clients 999", "images"),
         )
         for more in ("", "--dry-run")
@@ -130,7 +134,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("tables --format md,pdf", "unknown format 'pdf'", "tex"),
     ("tables --select best", "unknown selection rule 'best'", "best_by_val"),
     ("tables --against fedavgg", "unknown method 'fedavgg'", "fedavg"),
-    ("tables --against ./old", "there is no results folder old", "--results DIR"),
+    ("tables --against ./old", "there is no results folder", "--results DIR"),
     ("tables --results nowhere", "nowhere", "--results"),
     ("tables generic --metric f1 --results empty", "unknown metric 'f1'", "macro_f1"),
     ("report --results nowhere", "nowhere", "--results"),
@@ -153,7 +157,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("figures gradcam --method pardn", "did you mean 'pardon'"),
     (f"figures styles --method pardon,fedavg {TINY}", "fedavg restyles no images"),
     # attacks
-    (f"attack {TINY} --kind guess", "kind", "membership"),
+    (f"attack {TINY} --kind guess", "unknown attack", "membership"),
     (f"attack {TINY} --attacker eve", "attacker", "eavesdropper"),
     (f"attack {TINY} data.id_val_fraction=0", "public images", "id_val_fraction"),
     (f"attack {TINY} --sizes 10,x", "--sizes", "numbers"),

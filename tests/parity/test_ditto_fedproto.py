@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
-from feddg_methods.fedproto import distance, nearest
+from feddg_methods.fedproto import distance, prototype_logits
 from tests.helpers import ALL, PLAIN, bitwise, hyper
 from tests.quadratics import quadratics
 from tests.tester import MethodTester, Twin
@@ -68,7 +68,7 @@ def test_the_nearest_prototype():
     """Distances 1 and 9 to the known classes; the third comes last."""
     prototypes = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 0.0]])
     known = torch.tensor([True, True, False])
-    logits = nearest(torch.tensor([[1.0, 0.0]]), prototypes, known)
+    logits = prototype_logits(torch.tensor([[1.0, 0.0]]), prototypes, known)
     assert_close(logits, torch.tensor([[-1.0, -9.0, -10.0]]))
 
 

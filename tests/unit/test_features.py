@@ -34,7 +34,7 @@ from feddg_bench.data.federated import synthetic_federation
 from feddg_bench.engine.encoders import build_encoder, encoder_digest
 from feddg_bench.models.backbones import BACKBONES, Adapter, CosineClassifier
 from feddg_bench.plugins import make_dataset
-from feddg_bench.runs.encode import Probe, encode, import_features, probe
+from feddg_bench.runs.encode import Probe, encode_dataset, import_features, probe
 from tests.helpers import bitwise, refused
 
 SIDE = 16
@@ -67,7 +67,9 @@ def encoding(views: int = 1, encoder: str = "small_cnn") -> Encoding:
 def home(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Path:
     """Return a cache folder with the features of digits4."""
     folder = tmp_path_factory.mktemp("cache")
-    encode(make_dataset("digits4"), encoding(), build_encoder("small_cnn", SIDE, weights), folder)
+    encode_dataset(
+        make_dataset("digits4"), encoding(), build_encoder("small_cnn", SIDE, weights), folder
+    )
     return folder
 
 
@@ -100,14 +102,14 @@ def test_encoding_that_was_killed_resumes_to_the_same_file(
     starts: list[int] = []
     stopping = True
     with pytest.raises(KeyboardInterrupt):
-        encode(dataset, encoding(), encoder, tmp_path, progress=stop)
+        encode_dataset(dataset, encoding(), encoder, tmp_path, progress=stop)
     with refused(SettingsError, "data encode digits4 --encoder small_cnn --size 16"):
         encoding().find(dataset, tmp_path)
     (part,) = (tmp_path / "features").glob("*.unfinished")
     part.write_bytes(part.read_bytes() + b"half a row")
     starts.clear()
     stopping = False
-    resumed = encode(dataset, encoding(), encoder, tmp_path, progress=stop)
+    resumed = encode_dataset(dataset, encoding(), encoder, tmp_path, progress=stop)
     assert starts[0] == 1024 + 128  # 1,024 images are not done again; the piece after them was cut
     assert resumed.read_bytes() == encoding().find(dataset, home).read_bytes()
     assert [path.name for path in resumed.parent.iterdir()] == [resumed.name]
@@ -115,7 +117,7 @@ def test_encoding_that_was_killed_resumes_to_the_same_file(
 
 def test_further_views_are_augmented_and_training_draws_them(weights: Path, tmp_path: Path) -> None:
     dataset, encoder = make_dataset("digits4"), build_encoder("small_cnn", SIDE, weights)
-    store = open_features(encode(dataset, encoding(3), encoder, tmp_path), 1797)
+    store = open_features(encode_dataset(dataset, encoding(3), encoder, tmp_path), 1797)
     views = load_file(store.path)["features"]
     assert views.shape == (1797, 3, 128)
     assert (views[:, 0] != views[:, 1]).any(1).all()
@@ -319,7 +321,7 @@ def test_texts_are_encoded_by_the_text_tower_and_kept_with_the_model(
     monkeypatch.setitem(sys.modules, "open_clip", package)
     dataset, name = make_dataset("digits4"), "open_clip:ViT-B-16/openai"
     made = encoding(encoder=name)
-    store = open_features(encode(dataset, made, build_encoder(name, SIDE), tmp_path), 1797)
+    store = open_features(encode_dataset(dataset, made, build_encoder(name, SIDE), tmp_path), 1797)
     tokens = torch.tensor([len(dataset.prompt(each)) for each in dataset.classes])
     wanted = model.texts(tokens).detach()
     np.testing.assert_array_equal(store.text, wanted.numpy())

@@ -34,7 +34,7 @@ def test_a_sentence_for_an_error_that_a_limit_explains(
     monkeypatch: pytest.MonkeyPatch, gib: float, error: Exception, words: str
 ) -> None:
     monkeypatch.setattr(limits, "limit_of", lambda _: gib * limits.GIB)
-    found = limits.sentence(error)
+    found = limits.limit_sentence(error)
     assert bool(found) == bool(words)
     for part in words.split(".*"):
         assert part.strip() in found

@@ -235,7 +235,7 @@ RECIPES = [
     (
         {"train": {}},
         "unknown setting 'train'",
-        "Known: conclusive, datasets, description, methods, settings",
+        "Known: conclusive, datasets, description, methods, rank, settings",
     ),
 ]
 """Changes of a recipe for digits4."""

@@ -381,7 +381,10 @@ def test_where_a_run_is_computed_is_not_part_of_what():
 
 def test_settings_survive_yaml():
     others = [nested(k, v) for k, v in OTHER.items() if k not in ("method", "scenario")]
-    consistent = {"privacy": {"mechanism": "dp_client", "accountant": "rdp"}}
+    consistent = {
+        "privacy": {"mechanism": "dp_client", "accountant": "rdp"},
+        "features": {"encoder": None, "views": 1, "digest": None},
+    }
     settings = validate(RunSettings, merge(BASE, *others, consistent))
     text = yaml.safe_dump(settings.model_dump(mode="json"))
     assert validate(RunSettings, yaml.safe_load(text)) == settings

@@ -128,7 +128,8 @@ def test_every_method_sees_the_same_learning_rates_far_from_each_other() -> None
 
 def test_all_methods_have_as_many_trials_each_time_the_same(tmp_path: Path) -> None:
     found = tuning_of(tmp_path, method="all")
-    assert [t.plan.settings.method for t in found] == list(names("method"))
+    on_features = {"fedclip", "zeroshot"}  # left out: they need features of texts
+    assert [t.plan.settings.method for t in found] == sorted({*names("method")} - on_features)
     again = tuning_of(tmp_path, method="fedprox,pardon")
     same = [t for t in found if t.plan.settings.method in ("fedprox", "pardon")]
     assert [(t.points, t.jobs) for t in again] == [(t.points, t.jobs) for t in same]

@@ -33,7 +33,7 @@ from feddg_bench.common.errors import (
     unknown,
 )
 from feddg_bench.common.files import kept_here
-from feddg_bench.common.limits import sentence
+from feddg_bench.common.limits import limit_sentence
 from feddg_bench.common.notices import Notices, tell
 from feddg_bench.common.startup import SWITCH
 from feddg_bench.config.names import meant
@@ -197,7 +197,7 @@ def _main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
-        if not (text := sentence(error)):
+        if not (text := limit_sentence(error)):
             raise
         tell(f"feddg-bench: error: {text}")
         sys.exit(2)

@@ -313,7 +313,7 @@ def encode_command(
     from feddg_bench.data.feature_store import Encoding, open_features
     from feddg_bench.engine.devices import find_devices
     from feddg_bench.engine.encoders import build_encoder
-    from feddg_bench.runs.encode import encode, import_features, probe
+    from feddg_bench.runs.encode import encode_dataset, import_features, probe
 
     opened, cache = make_dataset(dataset, data_root), find_cache(cache_dir)
     given = {"encoder": encoder, "views": views}
@@ -331,7 +331,7 @@ def encode_command(
         network = build_encoder(s.features.encoder, s.data.image_size, weights)
         with _progress(f"encoding {dataset} at {s.data.image_size} px") as bar:
             place = find_devices(device)[0]
-            path = encode(opened, encoding, network, cache, place, bar.show)
+            path = encode_dataset(opened, encoding, network, cache, place, bar.show)
     listed = opened.records()
     store = open_features(path, len(listed.paths), skipped=s.data.skip_unreadable)
     images, shown, width = store.shape

@@ -57,7 +57,7 @@ def check_open_files(workers: int) -> None:
         )
 
 
-def sentence(error: Exception) -> str:
+def limit_sentence(error: Exception) -> str:
     """Return one sentence for an error outside of this program; empty if it is none.
 
     Within a low limit of the address space every error is one: libraries report it in many ways.

@@ -487,12 +487,22 @@ class FileDataset(DomainDataset):
 
     def stamp(self) -> str:
         """Return a hash over every file's name, size, times and inode (`file_state`)."""
-        digest = hashlib.blake2b(digest_size=16)
+        digest, absent = hashlib.blake2b(digest_size=16), []
         for index, path in enumerate(self.records().paths):
             status = image_status(self.file(index))
+            if status is None:
+                absent.append(index)
             state = None if status is None else file_state(status)
             digest.update(os.fsencode(f"{path}\0{state}\n"))
+        self.check_absent(absent)
         return digest.hexdigest()
+
+    def check_absent(self, absent: Sequence[int]) -> None:
+        """Raise an error if images that are missing are no single ones; decoding names single ones.
+
+        Args:
+            absent: Positions of images that are no plain files.
+        """
 
 
 def image_status(path: Path) -> os.stat_result | None:

@@ -34,7 +34,7 @@ PIECE = 128
 """Images that are encoded at a time."""
 
 
-def encode(
+def encode_dataset(
     dataset: DomainDataset,
     encoding: Encoding,
     encoder: nn.Module,

@@ -432,7 +432,7 @@ def _probabilities(where: str, spec: Mapping[str, Any], n: int) -> tuple[float, 
     if given is None:
         return None
     numbers = isinstance(given, list) and all(_number(p) and p >= 0 for p in given)
-    if not numbers or len(given) != n or abs(sum(given) - 1) > 1e-6:
+    if not numbers or len(given) != n or abs(math.fsum(given) - 1) > 1e-6:
         raise SettingsError(f"{where}: probabilities must be {n} numbers >= 0 with the sum 1")
     return tuple(map(float, given))
 

@@ -223,23 +223,19 @@ class WildsDataset(FileDataset):
         Raises:
             DataError: If an image is missing.
         """
-        try:
-            digest = hashlib.blake2b(super().stamp().encode(), digest_size=16)
-        except DataError:
-            self._say_what_is_missing()
-            raise
+        digest = hashlib.blake2b(super().stamp().encode(), digest_size=16)
         for table in self.tables:
             digest.update(f"{table}\0{file_state((self.folder / table).stat())}\n".encode())
         return digest.hexdigest()
 
-    def _say_what_is_missing(self) -> None:
-        total = len(self.records().paths)
-        missing = [file for file in map(self.file, range(total)) if not file.is_file()]
-        if missing:
+    def check_absent(self, absent: Sequence[int]) -> None:
+        """Refuse an archive that was not unpacked to its end, before hours of decoding."""
+        if absent:
+            first = self.file(absent[0]).relative_to(self.folder)
             raise DataError(
-                f"{self.folder} lacks {len(missing):,} of the {total:,} images that "
-                f"{self.tables[0]} lists, such as {missing[0].relative_to(self.folder)}: unpack "
-                f"the archive there again ({self.source})"
+                f"{self.folder} lacks {len(absent):,} of the {len(self.records().paths):,} images "
+                f"that {self.tables[0]} lists, such as {first}: unpack the archive there again "
+                f"({self.source})"
             )
 
     def combine(self, contents: Iterable[str]) -> str:
