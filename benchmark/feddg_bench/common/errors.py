@@ -101,7 +101,7 @@ def unknown(kind: str, name: str, known: Iterable[str], meant: str | None = None
     if not name:
         return f"the name of a {kind} is empty; is there a comma too many? Known: {_shown(names)}"
     begun = [known for known in names if len(name) > 2 and known.startswith(name)]
-    near = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else 0.5)
+    near = difflib.get_close_matches(name, begun or names, n=1, cutoff=0.0 if begun else 0.6)
     near = [meant] if meant else near
     if not near:  # a dotted key typed without its section, or with the wrong one
         lasts = {n.rsplit(".", 1)[-1]: n for n in names}
