@@ -109,6 +109,7 @@ def test_figures_are_the_same(drawn: tuple[Path, dict[str, bytes]], program: str
     assert _pictures(folder / program) == plain
 
 
+@pytest.mark.nightly
 def test_a_run_is_the_same(tmp_path: Path, cache: Path) -> None:
     everything = {name: value for each in EXPORTED.values() for name, value in each.items()}
     words = ["run", "--scenario", "ip-o-c", "--rounds", "1", "--clients", "2", "--per-round", "1"]

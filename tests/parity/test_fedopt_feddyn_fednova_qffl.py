@@ -206,14 +206,14 @@ def test_fednova(start_run, weighting, train):
 @pytest.mark.parametrize("name", ["fednova", "fedavg"])
 def test_fednova_weights_losses_equally_whatever_the_steps(start_run, name):
     """Small steps, and 1 to 4 of them: FedAvg minimises a mean with twice the weights."""
-    run = quadratics(start_run, name, CLIENTS, federation={"weighting": "samples"}, lr=0.001)
+    run = quadratics(start_run, name, CLIENTS, federation={"weighting": "samples"}, lr=0.005)
     run.rounds(50)
-    for _ in range(19):
+    for _ in range(3):
         run.server.round = 0
         run.rounds(50)
     counts = sizes("samples")
     weights = counts if name == "fednova" else [n * n for n in counts]
-    assert run.server.weights["v"].item() == pytest.approx(minimiser(weights), rel=2e-3)
+    assert run.server.weights["v"].item() == pytest.approx(minimiser(weights), rel=1e-2)
 
 
 def test_a_client_without_a_step_does_not_move_the_model(start_run):
