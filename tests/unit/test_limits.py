@@ -9,6 +9,7 @@ import pytest
 
 from feddg_bench.common import limits
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.engine import executors
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ from feddg_bench.common.errors import SettingsError
         (
             math.inf,
             OSError(errno.EROFS, "Read-only file system"),
-            "cannot share memory .* --workers 1",
+            "cannot use Read-only file system",
         ),
         (math.inf, OSError(errno.EIO, "Input/output error"), ""),
     ],
@@ -45,6 +46,16 @@ def test_workers_need_files(monkeypatch: pytest.MonkeyPatch) -> None:
     limits.check_open_files(15)
     with pytest.raises(SettingsError, match="16 worker processes need 64, and the limit is 63"):
         limits.check_open_files(16)
+
+
+def test_workers_need_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Context:
+        def SimpleQueue(self) -> None:  # noqa: N802 - a name of multiprocessing
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(executors, "process_context", lambda _: Context())
+    with pytest.raises(SettingsError, match=r"cannot share memory .* --workers 1"):
+        executors.ProcessExecutor(2).open_pool()
 
 
 def test_the_limit_of_this_process() -> None:

@@ -65,11 +65,6 @@ def limit_sentence(error: Exception) -> str:
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.EMFILE:
         return "too many open files: raise the limit, such as by ulimit -n 1024"
-    if code in _OUTSIDE and not error.filename:  # type: ignore[attr-defined]  # of a semaphore
-        return (
-            f"processes cannot share memory here ({error.strerror}): /dev/shm has to be there and "  # type: ignore[attr-defined]
-            f"writable; set --workers 1, or mount it"
-        )
     if code in _OUTSIDE:
         where = f"{error.filename}: " if error.filename else ""  # type: ignore[attr-defined]
         return f"cannot use {where}{error.strerror}; mend that or name another place"  # type: ignore[attr-defined]

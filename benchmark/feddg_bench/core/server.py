@@ -242,9 +242,8 @@ class Server:
                 f"declare: add it to downlink"
             )
         asked = self.clients if everyone else self.cohort
-        given = {client for client in asked if weights} - (
-            {*self.received} if weights == "once" else set()
-        )
+        known = self.received if weights == "once" else {}
+        given = {client for client in asked if weights and client not in known}
         broadcast = dict(self.broadcast)
         tasks = [
             Task(

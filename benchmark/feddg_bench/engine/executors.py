@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddg_bench.common.errors import FeddgError, WorkerDeathError
+from feddg_bench.common.errors import FeddgError, SettingsError, WorkerDeathError
 from feddg_bench.common.limits import check_open_files
 from feddg_bench.common.parallel import (
     GUARD,
@@ -338,7 +338,13 @@ class ProcessExecutor(FuturesExecutor):
         """Start the processes."""
         check_open_files(self.workers)
         context = process_context(self._places[0])
-        numbers = context.SimpleQueue()
+        try:
+            numbers = context.SimpleQueue()
+        except OSError as error:  # its semaphore lies in /dev/shm
+            raise SettingsError(
+                f"processes cannot share memory here ({error.strerror}): /dev/shm has to be there "
+                f"and writable; set --workers 1, or mount it"
+            ) from error
         for number in range(self.workers):
             numbers.put(number)
         own = numbers, dict(os.environ)
