@@ -5,7 +5,7 @@ BIN := .venv/bin
 # On x86-64 CPUs with AVX2: compute the same bits on all of them.
 PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
 
-.PHONY: demo pacs test nightly smoke full check bench peers fix digests cards install clean
+.PHONY: demo pacs test nightly smoke full check bench peers fix digests cards packages install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo $(PORTABLE)
@@ -73,6 +73,9 @@ digests: .venv/developed  ## accept the methods' current code as harmless, and w
 
 cards: .venv/developed  ## observe again what our methods send and keep, for `methods show`
 	$(BIN)/python -m tests.cards
+
+packages: .venv/developed  ## the wheel, and the source package without records: dist/
+	$(BIN)/python -m hatchling build -d dist
 
 install: .venv/installed
 

@@ -25,7 +25,7 @@ from feddg_bench.config.reading import read_yaml
 from tests.fabricate import fabricate
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "results/README.md")
+PAGES = ("*.md", "docs/*.md", "results/README.md")
 TEXTS = {
     str(path.relative_to(ROOT)): path.read_text()
     for pattern in PAGES
