@@ -16,7 +16,7 @@ from feddg_bench.models.backbones import BACKBONES, build_backbone
 from feddg_methods.dann import DANN, DANNSettings, Reversed, rise
 from feddg_methods.mixstyle import mixed_styles
 from feddg_methods.rsc import RSC, RSCSettings, unmuted
-from tests.helpers import Pixels, hyper, refused
+from tests.helpers import Pixels, bitwise, hyper, refused
 from tests.tester import MethodTester, Twin
 
 
@@ -30,17 +30,23 @@ def softmax(logits):
 
 @pytest.mark.parametrize("name", sorted({*BACKBONES} - {"features"}))
 def test_stages_give_maps_of_falling_resolution(name):
+    """The rest of the network, which `after` copies, makes the same features of such maps."""
     backbone = build_backbone(BackboneSettings(name=name, pretrained=False)).eval()
-    shapes = []
+    given = []
     for stage in backbone.stages:
-        stage.register_forward_hook(lambda _layer, _inputs, out: shapes.append(out.shape))
+        stage.register_forward_hook(lambda _layer, _inputs, out: given.append(out.clone()))
     side = 28 if name in ("lenet", "femnist_cnn", "domainbed_mnist") else 64
     with torch.no_grad():
-        backbone(torch.zeros(2, 3, side, side))
-    assert len(shapes) == len(backbone.stages) >= 2
-    sides = [shape[-1] for shape in shapes]
+        features = backbone(torch.zeros(2, 3, side, side))
+        maps = list(given)
+        number = len(maps) // 2
+        bitwise(backbone.after(number).eval()(maps[number - 1]), features)
+    assert len(maps) == len(backbone.stages) >= 2
+    sides = [each.shape[-1] for each in maps]
     assert sides == sorted(set(sides), reverse=True)
-    assert all(shape[-1] > 1 for shape in shapes)
+    assert all(each.shape[-1] > 1 for each in maps)
+    numbers = range(1, len(maps) + 1)
+    assert [backbone.channels(n) for n in numbers] == [each.shape[1] for each in maps]
 
 
 # ------------------------------------------------------------------------------ MixStyle

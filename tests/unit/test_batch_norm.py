@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from feddg_bench.config.schema import BackboneSettings
+from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
+from feddg_bench.core.method import Method
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.batch_norm import (
+    FrozenBatchNorm,
     batch_norm_state,
     batch_norm_statistics,
     foldable,
@@ -96,6 +98,17 @@ def test_freezing_keeps_the_tensors_that_an_optimiser_holds():
     freeze_batch_norm(net)
     assert {name: tensor.data_ptr() for name, tensor in net.state_dict().items()} == before
     assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+
+
+def test_frozen_layers_include_those_that_a_method_adds():
+    class Adds(Method):
+        def build(self):
+            self.norm = nn.BatchNorm1d(2)
+
+    parts = {"backbone": random_backbone("resnet18", "meta"), "num_classes": 3}
+    method = Adds(MethodSettings(), **parts, train=TrainSettings(), bn="frozen")
+    assert type(method.norm) is FrozenBatchNorm
+    assert "norm.running_mean" not in method.federated
 
 
 def test_frozen_layers_take_vectors_too():

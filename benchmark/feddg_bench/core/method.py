@@ -162,7 +162,7 @@ class Method(LightningModule):
         if train.depthwise_sums:
             sum_depthwise(self.backbone)
         if bn == "frozen":
-            freeze_batch_norm(self.backbone)
+            freeze_batch_norm(self)
             constant = self.frozen + tuple(batch_norm_statistics(self))
         else:
             constant = self.frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
@@ -124,6 +125,42 @@ class Backbone(nn.Module):
         """The stages of ``net``; see the class."""
         return tuple(self.net.get_submodule(name) for name in self._stages)
 
+    def after(self, stage: int) -> nn.Sequential:
+        """Return a copy of what follows a stage, with the same weights.
+
+        The copy maps the maps of the stage, [B, C, H, W], to features [B, D]. The layers of
+        ``net`` are taken to run in the order in which they are registered.
+
+        Args:
+            stage: Number of the stage, from 1.
+        """
+        rest = parent = deepcopy(self.net)
+        path = self._stages[stage - 1].split(".")
+        for depth, name in enumerate(path, 1):
+            children = list(parent._modules)
+            for child in children[: children.index(name) + (depth == len(path))]:
+                setattr(parent, child, nn.Identity())
+            parent = parent.get_submodule(name)
+        return nn.Sequential(rest, deepcopy(self.more), deepcopy(self.projection))
+
+    @torch.no_grad()
+    def channels(self, stage: int) -> int:
+        """Return C of the maps of a stage, numbered from 1; nothing is computed."""
+
+        def stop(_layer: nn.Module, _inputs: object, maps: Tensor) -> None:
+            raise _Reached(maps.shape[1])
+
+        tensors = {name: tensor.to("meta") for name, tensor in self.net.state_dict().items()}
+        image = torch.empty(1, len(self.mean), 64, 64, device="meta")
+        hook = self.stages[stage - 1].register_forward_hook(stop)
+        try:
+            torch.func.functional_call(self.net, tensors, (image,))
+        except _Reached as reached:
+            return int(reached.args[0])
+        finally:
+            hook.remove()
+        raise AssertionError(f"the network does not run its stage {stage}")
+
     def train(self, mode: bool = True) -> Self:
         """Set the mode, except that a network that is not trained stays in evaluation mode."""
         super().train(mode)
@@ -166,6 +203,10 @@ class Backbone(nn.Module):
             spread[:] = blank.copy_(1 / self.std), blank.clone().copy_(-self.mean / self.std)
         scale, shift = spread
         return torch.addcmul(shift, images, scale)
+
+
+class _Reached(Exception):
+    """Ends a forward pass at a stage."""
 
 
 class Adapter(nn.Sequential):
