@@ -205,7 +205,7 @@ class Backbone(nn.Module):
         return torch.addcmul(shift, images, scale)
 
 
-class _Reached(Exception):
+class _Reached(Exception):  # noqa: N818 - not an error
     """Ends a forward pass at a stage."""
 
 
