@@ -20,6 +20,7 @@ from feddg_bench.runs.request import (
     SEEDS,
     Request,
     Words,
+    check_folders,
     check_runs,
     file_layer,
     flag_layer,
@@ -130,6 +131,8 @@ def run(
             f"logger='csv', or call run once for each"
         )
     check_runs(to_do)
+    if not again:
+        check_folders(to_do, where.results)
 
     from feddg_bench.cli.display import ConsoleReport
     from feddg_bench.runs.driver import execute_all

@@ -73,7 +73,8 @@ class Folder(ImageFolderDataset):
             )
         # Class attributes are for data sets that are the same everywhere.
         name = printable(composed(self.folder.resolve().name))
-        vars(self).update(domains=domains, letters=codes, classes=labels, label=name)
+        named = {"label": name, "title": name or self.title}
+        vars(self).update(domains=domains, letters=codes, classes=labels, **named)
 
     @cached_property
     def identity(self) -> Mapping[str, Sequence[str]]:  # type: ignore[override]
@@ -93,6 +94,9 @@ class Folder(ImageFolderDataset):
             DataError: If none is named, or it does not exist.
         """
         return self._likely_folder()
+
+    def _where(self) -> str:
+        return ""  # the title is its name
 
     def _likely_folder(self) -> Path:
         roots = data_roots(self.data_root, self.name)

@@ -158,12 +158,12 @@ def test_unreadable_images_are_all_named_and_can_be_left_out(root, tmp_path, kin
     with pytest.raises(DataError) as caught:
         open_store(Folder(root), 8, cache)
     said = str(caught.value)
-    assert said.startswith(f"Folder in {root}: 3 of 12 images cannot be decoded: {names[0]} (")
+    assert said.startswith(f"root: 3 of 12 images cannot be decoded: {names[0]} (")
     assert [name for name in names if said.count(name) != 1] == []
     assert said.count(words) == 3
     assert said.endswith("; data.skip_unreadable=true leaves them out")
     (finding,) = [f for f in examine(Folder(root)).findings if f.kind == "unreadable"]
-    assert (finding.text, finding.files) == (said.removeprefix(f"Folder in {root}: "), names)
+    assert (finding.text, finding.files) == (said.removeprefix("root: "), names)
 
     skipping = DataSettings(skip_unreadable=True)
     for _ in range(2):  # decoded, opened

@@ -19,6 +19,7 @@ from feddg_datasets.minidomainnet import MiniDomainNet
 from feddg_datasets.officehome import OfficeHome
 from feddg_datasets.rmnist import RotatedMNIST
 from tests.fabricate import fabricate
+from tests.helpers import one_sentence
 
 SMALL = ("backbone.name=small_cnn", "backbone.pretrained=false", "backbone.projection=0")
 TINY = ("--rounds", "1", "--workers", "1", "data.image_size=16", "train.local_epochs=1", *SMALL)
@@ -223,24 +224,41 @@ def test_folder_names_enter_the_key_and_the_record(feddg: Run, tmp_path: Path) -
     assert len(list(ResultsStore(tmp_path / "runs"))) == 2
 
 
-def test_folder_with_other_images_of_the_same_names_and_sizes_is_refused(
-    feddg: Run, tmp_path: Path
-) -> None:
+def test_a_folder_that_changed_since_its_runs_is_refused(feddg: Run, tmp_path: Path) -> None:
+    """No record is continued on other images, and no second one appears beside it unasked."""
     root = fabricate("folder", tmp_path / "data")
     chosen = ("--protocol", "lodo", "--scenario", "night", "--clients", "4", "--per-round", "2")
     first = record(feddg, root, "folder", *chosen)
+    run = ("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
+    store = ResultsStore(tmp_path / "runs")
     path = root / "night" / "bus" / "0.jpg"
     content = bytearray(path.read_bytes())
-    content[-9] ^= 1
+    said = f"{first.key}.json was made from other images than those of data now"
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])  # of the same size
+    one_sentence(feddg(*run), said, "--again")
     path.write_bytes(content)
-    refused = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
-    assert refused.code == 2
-    assert "was made from other images" in refused.err
-    path.unlink()  # another size of the data set: another run
-    done = feddg("run", "--dataset", "folder", "--data-root", root, *TINY, *chosen)
-    assert done.code == 0, done.err
-    keys = {found.key for found in ResultsStore(tmp_path / "runs")}
-    assert len(keys - {first.key}) == 1
+    nested = path.parent / "more" / "9.jpg"
+    nested.parent.mkdir()
+    nested.write_bytes(content)
+    one_sentence(feddg(*run), said, "--again")
+    one_sentence(feddg(*run, "--dry-run"), said)
+    sweep = tmp_path / "sweep.yaml"
+    pairs = dict(pair.split("=") for pair in TINY[4:])
+    pairs |= {"dataset": "folder", "rounds": "1", "scenario": "night", "clients": "4"}
+    values = {key: {"value": yaml.safe_load(value)} for key, value in pairs.items()}
+    values["per_round"] = {"values": [1, 2]}
+    sweep.write_text(yaml.safe_dump({"method": "grid", "parameters": values}))
+    for more in ((), ("--dry-run",)):
+        one_sentence(feddg("sweep", sweep, "--workers", "1", "--data-root", root, *more), first.key)
+    assert [found.key for found in store] == [first.key]
+    assert feddg(*run, "--per-round", "1", "--dry-run").code == 0  # nothing to be taken for it
+
+    assert feddg(*run, "--again").code == 0  # the user knows
+    (other,) = {found.key for found in store} - {first.key}
+    done = feddg(*run)
+    assert (done.code, len(list(store))) == (0, 2), done.err
+    (store.runs / f"{other}.json").unlink()
+    assert feddg(*run, "--results", tmp_path / "other").code == 0
 
 
 def test_a_domain_whose_name_is_in_brackets_is_shown(feddg: Run, tmp_path: Path) -> None:

@@ -28,11 +28,12 @@ from feddg_bench.common.terminal import say, terminal
 from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import read_names
 from feddg_bench.config.schema import KEEP, Resources
-from feddg_bench.plugins import dataset_title, method_title
+from feddg_bench.plugins import method_title
 from feddg_bench.records.store import open_results
 from feddg_bench.runs.request import (
     Datasets,
     Plan,
+    check_folders,
     check_runs,
     check_without_download,
     plan_again,
@@ -77,17 +78,18 @@ class RunCommand(Recording, Experiment):
             recipe = ""
             if request.recipe is None:
                 recipe = f", default recipe {dataset.default_recipe} (change with --recipe)"
-            where = dataset_title(request.dataset, dataset.label)
-            tell(f"planning {counted(count, 'run')} on {where}{recipe}")
+            tell(f"planning {counted(count, 'run')} on {dataset.title}{recipe}")
             if not self.dry_run:
                 tell("loading PyTorch takes some seconds")
         plans = request.plan(datasets, check=False)
+        to_do = request.to_do(plans, wanted, again=self.again)
+        if not self.again:
+            check_folders(to_do, resources.results)
         if self.dry_run:
-            if left := check_without_download(request.to_do(plans, wanted, again=self.again)):
+            if left := check_without_download(to_do):
                 tell(f"feddg-bench: not checked: {left}")
             _list(plans, resources, wanted, verbose=self.verbose, as_json=self.json_)
         else:
-            to_do = request.to_do(plans, wanted, again=self.again)
             if to_do and resources.engine == "processes":
                 # the worker processes load PyTorch while this one does
                 prepare_processes(resources.device, resources.workers)

@@ -29,6 +29,7 @@ from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import FOLDER, TuningLedger, ledger_path
 from feddg_bench.runs.request import (
     Datasets,
+    check_folders,
     check_weights,
     check_without_download,
     say_cautions,
@@ -163,6 +164,7 @@ def _check(search: Search, datasets: Datasets, results: Path) -> None:
     """
     over, _ = _finished(search, results)
     plans = [job.plan(datasets, results) for job in search.jobs() if job.key not in over]
+    check_folders(plans, results)
     try:
         left = check_without_download(plans)
     except FeddgError:
@@ -303,7 +305,10 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
         if recorded(store, data, dataset, job.key, job.tuned) is None:
             data.store(dataset, job.data, progress)
     over = store.keys() | Failures(resources.results).keys()
-    points = {job.group: job for job in search.jobs() if job.key not in over}
+    to_do = [job for job in search.jobs() if job.key not in over]
+    own = [job for job in to_do if datasets.open(job.dataset).identity]
+    check_folders([job.plan(datasets, store.root) for job in own], store.root)
+    points = {job.group: job for job in to_do}
     plans = [job.plan(datasets, store.root) for job in points.values()]
     say_cautions(plans)
     check_weights(plans)

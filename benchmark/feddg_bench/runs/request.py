@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from feddg_bench.common.errors import DataError, SettingsError, short, unknown
-from feddg_bench.common.files import cache_dir
+from feddg_bench.common.files import cache_dir, from_here
 from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
 from feddg_bench.config.layers import (
@@ -52,7 +52,6 @@ from feddg_bench.engine.compatibility import Rate, check_fit, check_image_size, 
 from feddg_bench.models.suitability import check_consistent
 from feddg_bench.plugins import (
     check_name,
-    dataset_title,
     make_dataset,
     method_title,
     names,
@@ -61,6 +60,7 @@ from feddg_bench.plugins import (
     read_plugins,
 )
 from feddg_bench.records.record import TunedRecord
+from feddg_bench.records.runs import read_folder
 from feddg_bench.records.store import open_results
 from feddg_bench.records.tuning import TuningLedger, load_ledger
 
@@ -661,7 +661,7 @@ def check_without_download(plans: Sequence[Plan]) -> str:
             plan.dataset.find()
             here.append(plan)
         except DataError:
-            left[f"the images of {_named(plan.dataset)} and their partition (not found)"] = None
+            left[f"the images of {plan.dataset.title} and their partition (not found)"] = None
     check_data(here)
     different = {str((p.settings.backbone, p.settings.method, p.settings.hyper)): p for p in plans}
     for plan in different.values():
@@ -678,6 +678,44 @@ def check_without_download(plans: Sequence[Plan]) -> str:
         except DataError as error:
             left[f"files ({error})"] = None
     return "; ".join(left)
+
+
+def check_folders(plans: Iterable[Plan], results: Path) -> None:
+    """Refuse runs on a user's own folder that are recorded for other images of this folder.
+
+    Two contents of a folder have two keys. A record of the present images shows that the user knows
+    of the change.
+
+    Raises:
+        DataError: If there is such a record.
+    """
+    own = [plan for plan in plans if "files" in plan.dataset.identity]
+    runs = read_folder(results)[0] if own and results.is_dir() else []
+    paths = {run.key: run.source.path for run in runs}
+    for plan in own:
+        data, label = plan.canonical["data"], plan.dataset.label
+        recorded = [
+            run.nested["data"]["names"]
+            for run in runs
+            if run.label in (label, None) and "files" in run.nested["data"].get("names", ())
+        ]
+        if data["names"] in recorded:
+            continue
+        for earlier in recorded:
+            if {**earlier, "files": data["names"]["files"]} == data["names"]:
+                before = {**plan.canonical, "data": {**data, "names": earlier}}
+                if (key := run_key(before, plan.version)) in paths:
+                    raise other_images(paths[key], plan.dataset)
+
+
+def other_images(path: Path, dataset: DomainDataset, what: str = "images") -> DataError:
+    """Return the error that a record or a checkpoint is of other images than those here."""
+    begun = path.suffix == ".safetensors"
+    way = "delete it" if begun else "use `run --again`, which keeps the old record"
+    return DataError(
+        f"{from_here(path)} was made from other {what} than those of {dataset.title} now: give "
+        f"another --results folder or the right --data-root, or {way}"
+    )
 
 
 def check_data(plans: Iterable[Plan]) -> None:
@@ -724,11 +762,7 @@ def say_cautions(plans: Sequence[Plan]) -> None:
         counts = dataset.count(dataset.records())
         sentences = list(cautions(counts, dataset.domains, dataset.classes, domains))
         for words in filter(None, (dataset.nested(), dataset.skipped(), *sentences)):
-            _say_once(f"{_named(dataset)}: {words}")
-
-
-def _named(dataset: DomainDataset) -> str:
-    return dataset_title(dataset.name, dataset.label)
+            _say_once(f"{dataset.title}: {words}")
 
 
 def check_weights(plans: Iterable[Plan]) -> None:

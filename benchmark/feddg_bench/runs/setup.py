@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import cache_dir
 from feddg_bench.common.portable import cpu_flags
 from feddg_bench.common.titles import counted
@@ -29,10 +29,10 @@ from feddg_bench.engine.construction import build_run_method
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.executors import Executor
 from feddg_bench.engine.worker import WorkerSpec
-from feddg_bench.plugins import check_outline, dataset_title, given_method, load_method
+from feddg_bench.plugins import check_outline, given_method, load_method
 from feddg_bench.protection.guarantee import guarantee, open_protection
 from feddg_bench.records.record import DataRecord, PartitionRecord, RunRecord, ScenarioRecord
-from feddg_bench.runs.request import Plan
+from feddg_bench.runs.request import Plan, other_images
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ class RunData:
             decoded = dataset.decoded(data)
             self._stores[how] = store = open_store(decoded, data.image_size, self.cache, progress)
             if len(store.unreadable):
-                paths, name = dataset.records().paths, dataset_title(dataset.name, dataset.label)
+                paths = dataset.records().paths
                 logger.warning(
-                    f"{name}: cannot decode {len(store.unreadable):,} of "
+                    f"{dataset.title}: cannot decode {len(store.unreadable):,} of "
                     f"{counted(len(paths), 'image')}, which data.skip_unreadable leaves out, such "
                     f"as {paths[store.unreadable[0]]}"
                 )
@@ -86,11 +86,7 @@ class RunData:
         else:
             here = self.features(dataset, encoding).fingerprint
         if here != record.data.fingerprint:
-            raise DataError(
-                f"{where} was made from other {'features' if encoding else 'images'} than the "
-                f"{dataset.title} that is here; "
-                f"move it away, or give another --results folder or the right --data-root"
-            )
+            raise other_images(where, dataset, "features" if encoding else "images")
 
 
 @dataclass
