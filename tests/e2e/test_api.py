@@ -270,9 +270,11 @@ def test_an_observer_sees_every_round_and_reply(made: Any) -> None:
     assert plain[0].numbers() == record.numbers()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_a_kept_model_is_the_one_that_was_measured(made: Any, tmp_path: Path, method: str) -> None:
-    settings = {**SETTINGS, "rounds": 3}
+@pytest.mark.parametrize(("method", "own"), [("fedavg", {"average_rounds": 2}), ("fedbn", {})])
+def test_a_kept_model_is_the_one_that_was_measured(
+    made: Any, tmp_path: Path, method: str, own: dict[str, int], cache: Path
+) -> None:
+    settings = {**SETTINGS, "rounds": 3, **own}
     (record,) = made(method, settings=settings, keep=["last", "best"])
     model = fb.load_model(record.key, tmp_path / "r")
     facts, weights = read_model(tmp_path / "r/runs" / f"{record.key}.best.safetensors")
@@ -283,6 +285,12 @@ def test_a_kept_model_is_the_one_that_was_measured(made: Any, tmp_path: Path, me
     assert model(images).shape == (3, 10)
     best = fb.load_model(record.key, tmp_path / "r", "best")
     assert all(torch.equal(best.state_dict()[name], tensor) for name, tensor in weights.items())
+    own = {key: value for key, value in SETTINGS.items() if key.startswith("data.")}
+    splits = fb.open_dataset("digits4", scenario="ip-o-c", seed=0, settings=own, cache_dir=cache)
+    for kept, number in ((best, facts.round), (model, 3)):
+        held_out = splits["val"]["outline"]
+        found = kept.predict(torch.stack([held_out[n][0] for n in range(len(held_out))]))
+        assert (found.labels.numpy() == held_out.labels).mean() == values[number - 1]
     # a recorded run without its model is repeated for the model; its record stays unchanged
     path = tmp_path / "r/runs" / f"{record.key}.json"
     before = path.read_bytes()

@@ -347,3 +347,39 @@ def test_the_method_says_with_which_weights_it_is_measured():
     seen = []
     list(federate(Doubled(), server, lambda weights: seen.append(weights["w"]) or {}, rounds=1))
     assert_close(seen, [2 * server.weights["w"]], rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------------- means over rounds
+
+
+def measured(server, rounds=5):
+    """Return the evaluated number of each round from here on."""
+    seen = []
+    go(server, rounds, Doubled(), lambda weights: seen.append(weights["w"][0].item()) or {})
+    return seen
+
+
+def test_the_evaluated_model_is_the_mean_of_the_last_rounds_models():
+    single = measured(start())
+    server = start(average_rounds=3)
+    mean = [math.fsum(single[2:n]) / (n - 2) for n in (3, 4, 5)]
+    assert measured(server) == pytest.approx(single[:2] + mean)
+    assert 2 * server.weights["w"][0].item() == single[-1]  # training goes on from the last model
+
+
+def test_a_skipped_round_adds_no_model_to_the_mean():
+    bad = dict.fromkeys(CLIENTS, (4,))
+    single, mean = measured(start(bad)), measured(start(bad, average_rounds=3))
+    assert mean == pytest.approx([*single[:3], single[2], (single[2] + single[4]) / 2])
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_a_resumed_run_goes_on_with_its_mean(stop):
+    whole = measured(start(average_rounds=3))
+    first = start(average_rounds=3)
+    for result in federate(Doubled(), first, nothing, rounds=5):
+        if result.round == stop:
+            break
+    second = start(average_rounds=3)
+    second.restore(decode(encode(first.state())))
+    assert measured(second) == whole[stop:]

@@ -132,6 +132,9 @@ KINDS: dict[str, Kind] = {
     "federation.bn": one_of("average", "frozen", "local"),
     "federation.weighting": one_of("samples", "uniform"),
     "federation.server_lr": real(("1", "0.5"), ("0", "-1")),
+    "federation.average_rounds": Kind(
+        ("1", "4", "null"), ("0", "-1", "1.5", "true", "all", str(MANY + 1), "[1]", ".nan")
+    ),
     "evaluation.every": whole(1, MANY),
     "evaluation.start": whole(1, MANY),
     "evaluation.batch_size": whole(1, MANY),

@@ -185,6 +185,7 @@ OTHER = {
     "federation.bn": "local",
     "federation.weighting": "uniform",
     "federation.server_lr": 0.5,
+    "federation.average_rounds": 10,
     "portable": True,
     "federation.on_fault": "fail",
     "evaluation.every": 2,

@@ -315,6 +315,9 @@ class FederationSettings(Section):
     """Client weights in a mean: numbers of images, or equal weights."""
     server_lr: float = Field(1.0, gt=0)
     """Step from the old global model towards the aggregate; trainable parameters only."""
+    average_rounds: int | None = Field(None, ge=1, le=MANY)
+    """Evaluate and keep the mean of the global models of the last n rounds, of those so far in
+    earlier ones of them; null for the global model itself. Training does not change."""
     unseen_clients: int = Field(0, ge=0, le=MANY)
     """Clients of the training domains, drawn by the seed, that never train: all of their images are
     evaluated."""
@@ -565,6 +568,16 @@ class RunSettings(Section):
             raise ValueError(
                 "privacy.mechanism=dp_client bounds what one client can change, so that all must "
                 "count the same: set federation.weighting=uniform"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _averaged_rounds_exist(self) -> RunSettings:
+        n, rounds = self.federation.average_rounds, self.federation.rounds
+        if n is not None and n > rounds:
+            raise ValueError(
+                f"federation.average_rounds is {n} but federation.rounds is {rounds}: "
+                f"lower federation.average_rounds, or raise --rounds"
             )
         return self
 

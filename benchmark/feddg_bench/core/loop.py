@@ -68,12 +68,12 @@ def federate(
         server.round += 1
         server.cohort = server.sampled(per_round)
         skipped = _exchange(method, server, "run_round")
+        if not skipped and server.round > rounds - (server.federation.average_rounds or 0):
+            server.average.add(_global_model(method, server), 1.0)
         evaluation = None
         if is_evaluated(server.round, rounds=rounds, every=every, start=start):
             began = time.perf_counter()
-            with _server_half(method, server, "global_model"):
-                model = method.global_model(server)
-            evaluation = evaluate(model)
+            evaluation = evaluate(evaluated_model(method, server))
             server.ledger.spend("evaluation", time.perf_counter() - began)
         yield RoundResult(server.round, server.cohort, server.ledger, skipped, evaluation)
 
@@ -97,6 +97,16 @@ def _exchange(method: Method, server: Server, call: Literal["prepare", "run_roun
     rest = time.perf_counter() - began - math.fsum(server.ledger.seconds.values())
     server.ledger.spend("aggregation", max(rest, 0.0))
     return skipped
+
+
+def evaluated_model(method: Method, server: Server) -> Weights:
+    """Return the model to evaluate and keep: the mean over rounds, once it has begun."""
+    return server.average.mean or _global_model(method, server)
+
+
+def _global_model(method: Method, server: Server) -> Weights:
+    with _server_half(method, server, "global_model"):
+        return method.global_model(server)
 
 
 def _server_half(method: Method, server: Server, call: str) -> AbstractContextManager[None]:

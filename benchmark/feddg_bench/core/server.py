@@ -15,6 +15,7 @@ from feddg_bench.common.errors import ClientError, PluginError, SettingsError
 from feddg_bench.common.streams import generator
 from feddg_bench.common.titles import counted
 from feddg_bench.config.schema import FederationSettings
+from feddg_bench.core.aggregation import RunningMean
 from feddg_bench.core.flaws import Flaw, Form, misfit, misform, nonfinite
 from feddg_bench.core.messages import (
     LocalUpdate,
@@ -146,6 +147,7 @@ class Server:
         broadcast: Content for all clients, in addition to the model.
         memory: State that the server half keeps between rounds; never sent.
         round: Current round from 1; 0 before the first.
+        average: Mean of the models of the last rounds (``federation.average_rounds``); never sent.
         prepared: Whether the method's ``prepare`` has run.
         clients: Names of all clients that hold images, ascending.
         cohort: Names of the clients sampled for this round, ascending.
@@ -172,6 +174,7 @@ class Server:
         self.received: dict[str, int] = {}
         self.broadcast = Broadcast()
         self.memory: Payload = {}
+        self.average = RunningMean()
         self.round = 0
         self.prepared = False
         self.clients = clients
@@ -403,6 +406,8 @@ class Server:
             "versions": self.broadcast.versions,
             "received": self.broadcast.received,
             "memory": self.memory,
+            "average": self.average.mean,
+            "averaged": self.average.total,
             "clients": self._executor.memories,
         }
 
@@ -417,6 +422,8 @@ class Server:
         self.broadcast.versions = state["versions"]
         self.broadcast.received = state["received"]
         self.memory = copied(state["memory"], home)
+        self.average.mean = copied(state.get("average", {}), home)
+        self.average.total = state.get("averaged", 0.0)
         self._executor.memories.update(state["clients"])
 
 

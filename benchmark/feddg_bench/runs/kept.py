@@ -22,6 +22,7 @@ from feddg_bench.common.files import write_whole
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import KEEP, DataSettings, RunSettings
 from feddg_bench.core.flaws import misfit, nonfinite
+from feddg_bench.core.loop import evaluated_model
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.tasks import Accepts
@@ -76,7 +77,7 @@ def save_model(path: Path, run: Run, number: int) -> None:
     )
     # The state that evaluation would load: the global model, constant state, and initial private
     # state. A plugin's frozen networks, which come from files, are not copied.
-    state = run.method.state_dict() | run.private | run.method.global_model(run.server)
+    state = run.method.state_dict() | run.private | evaluated_model(run.method, run.server)
     tensors = {
         name: tensor.detach().cpu().contiguous()
         for name, tensor in state.items()

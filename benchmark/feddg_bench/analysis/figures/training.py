@@ -20,7 +20,7 @@ from feddg_bench.common.files import file_name
 from feddg_bench.common.streams import generator
 from feddg_bench.common.titles import domain_title
 from feddg_bench.config.schema import KEEP, Resources
-from feddg_bench.core.loop import RoundResult
+from feddg_bench.core.loop import RoundResult, evaluated_model
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Task, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.data.augment import to_float
@@ -106,7 +106,7 @@ class _Keeper(Observer):
 
     def round(self, run: Run, result: RoundResult) -> None:
         if result.round in self.at:
-            self.trained.models[result.round] = _copy(run.method.global_model(run.server))
+            self.trained.models[result.round] = _copy(evaluated_model(run.method, run.server))
 
     def end(self, run: Run) -> None:
         self.trained.memories = dict(run.executor.memories)
