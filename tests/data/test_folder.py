@@ -14,6 +14,7 @@ import torchvision
 from PIL import Image
 
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.data import image_folders
 from feddg_bench.data.locations import remember_root
 from feddg_bench.data.protocols import scenarios
 from feddg_datasets.folder import Folder
@@ -54,6 +55,22 @@ def test_scenarios_have_whole_names(made):
         (scenario,) = scenarios("lodo", dataset.domains, dataset.letters, select)
         assert scenario.name == "Day_Light+night-rainy_day"
         assert scenario.test == "rainy-day"
+
+
+def test_folders_are_listed_once_in_a_process_unless_they_change(made, monkeypatch):
+    monkeypatch.setattr(image_folders, "_SETTLED", 0)
+    read, iterdir = [], Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: read.append(path) or iterdir(path))
+    first = Folder(made).records()
+    assert {made, made / "night", made / "night" / "bus"} <= {*read}
+    assert len(read) == len({*read})
+    read.clear()
+    assert Folder(made).records().paths == first.paths
+    assert not read
+    image(made, "night", "bus", "new.png")
+    os.utime(made / "night" / "bus", ns=(1, 1))  # the clock of files may be coarse
+    assert {*Folder(made).records().paths} == {*first.paths, "night/bus/new.png"}
+    assert read == [made / "night" / "bus"]
 
 
 def test_two_objects_do_not_share_names(made, tmp_path):

@@ -51,11 +51,26 @@ def write(path: Path, parameters: dict[str, object], **layer: object) -> Path:
     return path
 
 
-def test_weights_that_are_missing_are_told_before_the_first_run(feddg: Run, tmp_path: Path) -> None:
-    styles = {"method": {"value": "pardon"}, "hyper.style": {"values": ["pixel", "vgg19_16x"]}}
-    done = feddg("sweep", write(tmp_path / "s.yaml", styles), "--workers", "1")
+@pytest.mark.parametrize(
+    ("swept", "words"),
+    [
+        (
+            {"method": {"value": "pardon"}, "hyper.style": {"values": ["pixel", "vgg19_16x"]}},
+            "vgg19_16x has no weights: get them with feddg-bench data download",
+        ),
+        (
+            {"backbone.name": {"value": "features"}, "features.encoder": {"value": "mine"}},
+            "make them with `feddg-bench data encode digits4 --encoder mine --size 8`",
+        ),
+    ],
+    ids=["weights", "features"],
+)
+def test_what_is_missing_is_told_before_the_first_run(
+    feddg: Run, tmp_path: Path, swept: dict[str, object], words: str
+) -> None:
+    done = feddg("sweep", write(tmp_path / "s.yaml", swept), "--workers", "1")
     assert done.code == 2
-    assert "vgg19_16x has no weights: get them with feddg-bench data download" in done.err
+    assert words in done.err
     assert not list(ResultsStore(tmp_path / "runs"))
 
 

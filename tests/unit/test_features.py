@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -202,6 +203,18 @@ def test_a_run_on_features_keeps_their_fingerprint_and_its_model_predicts_images
     save_tensors(BACKBONES["small_cnn"].features().state_dict(), other)
     with refused(SettingsError, "has other weights here"):
         fb.load_model(record.key, tmp_path, encoder=other).predict(images)
+
+
+def test_runs_on_features_decode_no_image(feddg: Any, home: Path, tmp_path: Path) -> None:
+    sweep = {
+        "program": "feddg-bench",
+        "method": "grid",
+        "parameters": {name: {"value": value} for name, value in GIVEN.items()},
+    }
+    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
+    feddg("sweep", "sweep.yaml", "scenario=ip-o-c", "--cache-dir", home, "--workers", "1")
+    assert len(list(fb.load_records(tmp_path / "runs")))
+    assert not (home / "stores").exists()
 
 
 def test_settings_without_features_have_the_key_they_had() -> None:

@@ -321,14 +321,14 @@ def encode_command(
     if size is not None:
         layer["data"] = {"image_size": size}
     s = settle(recipe_layers(recipe, dataset, "fedavg")._replace(user=layer))
-    if s.features.encoder is None:
+    encoding = Encoding.of(s)
+    if encoding is None:
         raise SettingsError(f"recipe {recipe} names no encoder: give one with --encoder")
-    encoding = Encoding(s.features, s.data, s.augment)
     started = time.monotonic()
     if from_ is not None:
         path = import_features(from_, opened, encoding, cache)
     else:
-        network = build_encoder(s.features.encoder, s.data.image_size, weights)
+        network = build_encoder(str(s.features.encoder), s.data.image_size, weights)
         with _progress(f"encoding {dataset} at {s.data.image_size} px") as bar:
             place = find_devices(device)[0]
             path = encode_dataset(opened, encoding, network, cache, place, bar.show)

@@ -289,7 +289,7 @@ def _retry(search: Search, results: Path) -> None:
 
 
 def _prepare(search: Search, datasets: Datasets, resources: Resources, progress: OnDecoded) -> None:
-    """Check existing records, decode images once for all workers, and find weights.
+    """Check existing records, decode images once for all workers, and find features and weights.
 
     Raises:
         DataError: If data or weights cannot be found, or a record was made from other data.
@@ -303,7 +303,10 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
     for job in search.jobs():
         dataset = datasets.open(job.dataset).adjusted(job.world)
         if recorded(store, data, dataset, job.key, job.tuned) is None:
-            data.store(dataset, job.data, progress)
+            if job.encoding is None:
+                data.store(dataset, job.data, progress)
+            else:
+                data.features(dataset, job.encoding)
     over = store.keys() | Failures(resources.results).keys()
     to_do = [job for job in search.jobs() if job.key not in over]
     own = [job for job in to_do if datasets.open(job.dataset).identity]

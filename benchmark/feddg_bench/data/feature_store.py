@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, SettingsError, in_a_line
-from feddg_bench.config.schema import AugmentSettings, DataSettings, FeatureSettings
+from feddg_bench.config.schema import AugmentSettings, DataSettings, FeatureSettings, RunSettings
 from feddg_bench.data.dataset import DECODING, DomainDataset
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.image_store import decoding_rule, known_fingerprint
@@ -64,6 +64,13 @@ class Encoding(NamedTuple):
     features: FeatureSettings
     data: DataSettings
     augment: AugmentSettings
+
+    @classmethod
+    def of(cls, settings: RunSettings) -> Self | None:
+        """Return the encoding of a run's settings, ``None`` if the run uses images."""
+        if settings.features.encoder is None:
+            return None
+        return cls(settings.features, settings.data, settings.augment)
 
     @classmethod
     def recorded(cls, settings: Mapping[str, Any]) -> Self | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from feddg_bench.common.errors import DataError
+from feddg_bench.common.files import file_state
 from feddg_bench.config.reading import plain_name
 from feddg_bench.data.dataset import FileDataset, Listing
 from feddg_bench.data.fetch.mirrors import RECEIPT
@@ -125,7 +127,7 @@ class ImageFolderDataset(FileDataset):
     def _files(self) -> dict[str, Path]:
         """The file of each record's path."""
         return {
-            f"{domain}/{name}/{prefix}{image.relative_to(class_folder).as_posix()}": image
+            f"{domain}/{name}/{prefix}{_inside(class_folder, image)}": image
             for domain, domain_folder in self._domain_folders(self.folder).items()
             for place, prefix in self.inside.items()
             for name, class_folder in match_folders(
@@ -209,6 +211,11 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
 
+def _inside(folder: Path, path: Path) -> str:
+    """Return ``path.relative_to(folder).as_posix()``, which would take half of a scan."""
+    return str(path)[len(str(folder)) :].replace(os.sep, "/").lstrip("/")
+
+
 def images_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield the images in a folder and in the folders below it, in order of their names.
 
@@ -252,14 +259,28 @@ def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str,
     }
 
 
+_LISTED: dict[Path, tuple[tuple[int, ...], list[str]]] = {}
+"""State and sorted names of folders that this process has listed."""
+_SETTLED = 2 * 10**9
+"""Nanoseconds without a change after which the next one certainly gives a folder another time."""
+
+
 def entries(folder: Path) -> list[Path]:
     """Return the entries of a folder sorted by name; none if there is no such folder.
+
+    A folder is listed once in a process unless it changes: a script can call ``run`` many times.
 
     Raises:
         DataError: If it cannot be read.
     """
     try:
-        return sorted(folder.iterdir())
+        state = file_state(status := folder.stat())
+        known, names = _LISTED.get(folder, ((), []))
+        if known != state:
+            names = sorted(path.name for path in folder.iterdir())
+            if time.time_ns() - status.st_ctime_ns > _SETTLED:
+                _LISTED[folder] = state, names
+        return [folder / name for name in names]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class Recorder(Observer):
         self.again = again
         self.started = _now()
         self.began = time.monotonic()  # setting the clock during a run affects only dates
-        self.seconds_before = 0.0
+        self.seconds_before = self.peak = 0.0
         self.tally = Tally()
         self.untrained = trained_digest(run)
         self.path = self.store.checkpoint(run.plan.key)
@@ -151,11 +152,13 @@ class Recorder(Observer):
                 **costs,
             )
             record.rounds.append(entry)
+        if result.evaluation or not result.round:  # asking the system takes as long as ten steps
+            self.peak = run.executor.peak_memory_mib()
         record.time = TimeRecord(
             started=record.time.started or self.started,
             finished=_now(),
             seconds=round(self.seconds_before + time.monotonic() - self.began, 3),
-            peak_memory_mib=run.executor.peak_memory_mib(),
+            peak_memory_mib=self.peak,
             flop=self.tally.flop,
         )
         if "best" in self.keep and best_so_far(record) == result.round:
@@ -266,6 +269,7 @@ def environment(
     )
 
 
+@cache
 def _commit() -> str | None:
     """Return the commit of the source tree this runs from, with ``+`` if it has changes."""
     root = Path(__file__).parents[3]

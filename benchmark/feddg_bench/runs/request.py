@@ -377,7 +377,9 @@ class Request:
 
     def _has_text(self, settings: RunSettings, dataset: DomainDataset) -> bool:
         """Return whether the features of a run are there and have those of the classes' names."""
-        encoding = Encoding(settings.features, settings.data, settings.augment)
+        encoding = Encoding.of(settings)
+        if encoding is None:
+            return False
         try:
             path = encoding.find(dataset, cache_dir(self.resources.cache_dir))
             with opened(path) as file:

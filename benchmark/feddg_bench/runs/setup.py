@@ -197,10 +197,8 @@ def open_federation(
     check_image_size(settings.backbone, settings.data.image_size)
     method = load_method(settings.method)
     features = None
-    if settings.features.encoder:
-        features = data.features(
-            dataset, Encoding(settings.features, settings.data, settings.augment)
-        )
+    if encoding := Encoding.of(settings):
+        features = data.features(dataset, encoding)
         if method.needs_text and not len(features.text):
             raise SettingsError(
                 f"{settings.method} needs features of the classes' names, which {features.path} "

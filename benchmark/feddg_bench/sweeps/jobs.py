@@ -13,6 +13,7 @@ from feddg_bench.common.files import write_whole
 from feddg_bench.config.layers import Layer, parse_override
 from feddg_bench.config.reading import write_yaml
 from feddg_bench.config.schema import DataSettings, Resources
+from feddg_bench.data.feature_store import Encoding
 from feddg_bench.plugins import method_title
 from feddg_bench.records.differences import setting_name
 from feddg_bench.records.record import TunedRecord
@@ -31,6 +32,7 @@ class Job:
     dataset: str  # name of the data set
     world: Mapping[str, Any]  # the data set's own settings
     data: DataSettings  # how its images are decoded
+    encoding: Encoding | None  # what its features are, if it uses features instead of images
     rounds: int  # number of rounds
     has_val: bool  # whether a domain is held out for model selection
     work: Work  # what it costs
@@ -77,6 +79,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
                 dataset=s.dataset,
                 world=s.world,
                 data=s.data,
+                encoding=Encoding.of(s),
                 rounds=s.federation.rounds,
                 has_val=plan.scenario.val is not None,
                 work=Work.of(s, plan.recipe, plan.dataset.label),
