@@ -5,7 +5,7 @@ BIN := .venv/bin
 # On x86-64 CPUs with AVX2: compute the same bits on all of them.
 PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
 
-.PHONY: demo pacs test nightly smoke full check bench peers fix digests cards packages install clean
+.PHONY: demo pacs test nightly smoke full check bench peers fix docs digests cards packages install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo $(PORTABLE)
@@ -68,6 +68,9 @@ fix: .venv/developed  ## format, and apply ruff's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: .venv/documented  ## the site, without a network: build/site/index.html
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -d build/doctrees docs build/site
+
 digests: .venv/developed  ## accept the methods' current code as harmless, and write their outlines
 	$(BIN)/python -m tests.digests
 
@@ -92,6 +95,10 @@ install: .venv/installed
 
 .venv/developed: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	touch $@
+
+.venv/documented: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group docs
 	touch $@
 
 clean:

@@ -22,15 +22,11 @@ from feddg_bench import cli, plugins
 from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.config.layers import dotted_fields
 from feddg_bench.config.reading import read_yaml
+from tests import pages
 from tests.fabricate import fabricate
+from tests.pages import ROOT
 
-ROOT = Path(__file__).parents[2]
-PAGES = ("*.md", "docs/*.md", "results/README.md")
-TEXTS = {
-    str(path.relative_to(ROOT)): path.read_text()
-    for pattern in PAGES
-    for path in sorted(ROOT.glob(pattern))
-}
+TEXTS = {pages.name(page): page.read_text() for page in pages.PAGES}
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 DRY = ("run", "sweep", "tune")

@@ -1,0 +1,81 @@
+"""The public names of the Python interface, from their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import feddg_bench
+from feddg_bench import testing
+from generators import Page
+
+PARTS = {
+    "Runs": ("run", "Request", "Resources", "Observer", "Run"),
+    "Records, tables and models": (
+        "load_records",
+        "table",
+        "tables",
+        "TableOptions",
+        "load_model",
+    ),
+    "Methods": (
+        "Method",
+        "MethodSettings",
+        "build_method",
+        "Client",
+        "Batch",
+        "Server",
+        "LocalUpdate",
+        "Reply",
+        "Weights",
+        "torch_generator",
+    ),
+    "Aggregation": ("weighted_mean", "streaming_mean", "fold", "watched"),
+    "Data sets": (
+        "open_dataset",
+        "ImageFolderDataset",
+        "FileDataset",
+        "Listing",
+        "DomainDataset",
+        "heterogeneous_counts",
+        "heterogeneous_indices",
+    ),
+    "Errors": ("FeddgError",),
+}
+"""Heading -> public names; `pages` refuses to leave one out."""
+
+
+def pages() -> Iterator[Page]:
+    """Yield one page of all public names."""
+    given = [name for names in PARTS.values() for name in names]
+    if missing := {*feddg_bench._FACE} ^ {*given}:
+        raise ValueError(f"the API page and the public names differ in {sorted(missing)}")
+    text = """# Python API
+
+`import feddg_bench as fb` takes almost no time: each name is imported on first use. Other modules
+may change without notice.
+
+"""
+    for heading, names in PARTS.items():
+        text += f"## {heading}\n\n"
+        text += "".join(_described(feddg_bench, "feddg_bench", name) for name in names)
+    text += "## Tests of your own method or data set\n\n"
+    text += "".join(_described(testing, "feddg_bench.testing", name) for name in testing.__all__)
+    yield Page("api.md", text)
+
+
+def _described(module: Any, path: str, name: str) -> str:
+    value = getattr(module, name)
+    if not isinstance(value, type | FunctionType):
+        return f"```{{eval-rst}}\n.. py:data:: {path}.{name}\n\n   ``{value}``\n```\n\n"
+    if inspect.isclass(value):
+        directive, options = "autoclass", ":members:\n"
+    else:
+        directive, options = "autofunction", ""
+    return (
+        f"```{{eval-rst}}\n.. {directive}:: {path}.{name}\n"
+        + "".join(f"   {line}\n" for line in options.splitlines())
+        + "```\n\n"
+    )

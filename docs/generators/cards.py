@@ -1,0 +1,110 @@
+"""Cards of our methods and data sets, from their declarations and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from feddg_bench.cli.lists import _declared, _facts, _text, _value
+from feddg_bench.common.files import shipped
+from feddg_bench.config.layers import dotted_fields, paragraph
+from feddg_bench.extensions import extensions
+from feddg_bench.plugins import load_dataset, method_title, names, outline
+from feddg_bench.runs import cards
+from generators import ROOT, Page, table
+
+
+def pages() -> Iterator[Page]:
+    """Yield a list of methods, one of data sets, and one page for each of both."""
+    listed = []
+    for name in _ours("method", "methods/feddg_methods"):
+        card = _method(name)
+        listed.append(card)
+        yield Page(f"methods/{name}.md", card["text"])
+    yield Page("methods/index.md", _list_of_methods(listed))
+    sets = []
+    for name in _ours("data set", "datasets/feddg_datasets"):
+        facts = _facts(name, load_dataset(name))
+        sets.append(facts)
+        yield Page(f"datasets/{name}.md", _dataset(facts))
+    yield Page("datasets/index.md", _list_of_data_sets(sets))
+
+
+def _ours(kind: str, folder: str) -> list[str]:
+    """Return the names of this repository's plugins, without those of other packages."""
+    return [name for name in names(kind) if (ROOT / folder / f"{name}.py").is_file()]
+
+
+def _method(name: str) -> dict[str, str]:
+    method = outline(name)
+    request = cards.card_request({"method": name})
+    (plan,) = request.one_scenario().plan(check=False)
+    told = cards.facts(plan)
+    text = f"(method-{name})=\n" + cards.facts_text(told)
+    if seen := cards.shipped_card(name):
+        text += cards.crossing_text(seen)
+    folders = [shipped("results")]
+    text += cards.protection_text(method)
+    text += "".join(extension.card(name, method, folders) for extension in extensions())
+    text += cards.results_text(name, folders)
+    links = ", ".join(f"[{n}]({paper['link']})" for n, paper in enumerate(told["papers"], 1))
+    about = paragraph(method.doc.partition("\n")[0])
+    title = method_title(name)
+    return {
+        "name": name,
+        "title": title,
+        "about": about,
+        "group": method.group,
+        "papers": links,
+        "text": text,
+    }
+
+
+def _list_of_methods(cards: list[dict[str, str]]) -> str:
+    rows = (
+        (f"[`{c['name']}`]({c['name']}.md)", c["title"], c["group"], c["about"], c["papers"])
+        for c in cards
+    )
+    return f"""# Methods
+
+{len(cards)} methods. `feddg-bench methods show NAME` prints the card of one, also of your own.
+
+{table(("name", "title", "group", "what it is", "papers"), rows)}
+{_contents(c["name"] for c in cards)}"""
+
+
+def _dataset(facts: dict[str, object]) -> str:
+    rows = [
+        (key.replace("_", " "), _text(value).replace("\n", ", "))
+        for key, value in facts.items()
+        if key not in ("about", "title") and _text(value)
+    ]
+    text = f"# {facts['title']}\n\n{facts['about']}\n\n{table(('fact', ''), iter(rows))}"
+    own = load_dataset(str(facts["name"])).Settings
+    if settings := [(key, _declared(field)) for key, field in dotted_fields(own, "world.")]:
+        lines = ((f"`{k}`", s.accepts, f"`{_value(s.default)}`", s.meaning) for k, s in settings)
+        text += f"\n## Settings\n\n{table(('setting', 'values', 'default', 'meaning'), lines)}"
+    return text
+
+
+def _list_of_data_sets(sets: list[dict[str, object]]) -> str:
+    rows = (
+        (
+            f"[`{facts['name']}`]({facts['name']}.md)",
+            facts["title"],
+            ", ".join(facts["domains"]) or "as found on the disk",
+            facts["classes"] or "-",
+            facts["licence"],
+        )
+        for facts in sets
+    )
+    return f"""# Data sets
+
+`feddg-bench datasets show NAME` prints these facts, also of your own data set.
+
+{table(("name", "title", "domains", "classes", "licence"), rows)}
+{_contents(str(facts["name"]) for facts in sets)}"""
+
+
+def _contents(pages: Iterator[str]) -> str:
+    """Return a table of contents that only the sidebar shows."""
+    return "```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
