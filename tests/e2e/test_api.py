@@ -200,6 +200,23 @@ def test_tables_of_a_notebook(made: Any, tmp_path: Path) -> None:
         fb.tables("pardon-l", results=tmp_path / "r")
 
 
+def test_without_rounds_the_model_before_training_is_measured(
+    made: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**SETTINGS, "rounds": 0}
+    for record in made(("fedavg", "scaffold"), settings=settings, keep=["last", "best"]):
+        assert [entry.round for entry in record.rounds] == [0]
+        assert "round 0 of 0" in repr(record)
+    facts, weights = read_model(tmp_path / "r/runs" / f"{record.key}.best.safetensors")
+    assert facts.round == 0
+    model = fb.load_model(record.key, tmp_path / "r").state_dict()
+    assert all(torch.equal(model[name], tensor) for name, tensor in weights.items())
+    assert not [line for line in caplog.messages if "nothing was learnt" in line]
+    (table,) = fb.tables(results=tmp_path / "r").values()  # reads the records, and compares them
+    cells = table.frame().dropna(subset=["run_keys"])
+    assert cells.groupby(["column", "scenario"])["value"].nunique().max() == 1
+
+
 def test_a_run_that_goes_on_keeps_what_it_was_to_keep(
     made: Any, feddg: Any, cache: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ COMMANDS = (
     "--help",
     "run --help",
     "run --method pardn",
-    "run --rounds 0",
+    "run --rounds -1",
     "run --scenario x-y-z",
     "run --heterogeneity 2",
     "run backbone.name=resnet5",

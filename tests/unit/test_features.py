@@ -350,4 +350,13 @@ def test_texts_are_encoded_by_the_text_tower_and_kept_with_the_model(
     )
     kept = fb.load_model(record.key, tmp_path).classifier.weight
     unit = torch.nn.functional.normalize(wanted)
+    (untrained,) = fb.run(
+        "zeroshot",
+        scenario="ip-o-c",
+        recipe="features",
+        settings=settings | {"rounds": 0},
+        results=tmp_path,
+        cache_dir=tmp_path,
+    )
+    assert untrained.evaluation() == record.evaluation()
     torch.testing.assert_close(kept.detach(), unit * math.e**3, rtol=1e-5, atol=1e-5)

@@ -305,8 +305,8 @@ class TrainSettings(Section):
 class FederationSettings(Section):
     """Rounds and participation."""
 
-    rounds: int = Field(50, ge=1, le=MANY)
-    """Rounds of a run."""
+    rounds: int = Field(50, ge=0, le=MANY)
+    """Rounds of a run; with 0, the model before training is evaluated, as round 0."""
     per_round: int | None = Field(20, ge=1, le=MANY)
     """K, the clients sampled each round; null for all."""
     bn: Literal["average", "frozen", "local"] = "average"

@@ -29,7 +29,8 @@ class RoundResult:
         cohort: Clients that were asked.
         ledger: Bytes, seconds, dropped clients, training metrics.
         skipped: Whether the round had no valid result, so that the model is unchanged.
-        evaluation: Metrics of the new global model; ``None`` if this round is not evaluated.
+        evaluation: Metrics of the new global model; ``None`` if this round is not evaluated. Round
+            0 is evaluated if there is no other.
     """
 
     round: int
@@ -55,27 +56,31 @@ def federate(
         method: The plugin; its server half runs here.
         server: Global model and clients; a server restored from a checkpoint continues from there.
         evaluate: Measures global weights.
-        rounds: Rounds of the whole run.
+        rounds: Rounds of the whole run; with 0, the result of round 0 has an evaluation.
         per_round: K, the clients sampled each round; ``None`` for all.
         every: Evaluate after every n-th round and after the last.
         start: Evaluate no round before this one, except the last.
     """
+
+    def measured() -> Evaluation | None:
+        if not is_evaluated(server.round, rounds=rounds, every=every, start=start):
+            return None
+        began = time.perf_counter()
+        evaluation = evaluate(evaluated_model(method, server))
+        server.ledger.spend("evaluation", time.perf_counter() - began)
+        return evaluation
+
     if not server.prepared:
         _exchange(method, server, "prepare")
         server.prepared = True
-        yield RoundResult(0, server.clients, server.ledger, False, None)
+        yield RoundResult(0, server.clients, server.ledger, False, measured())
     while server.round < rounds:
         server.round += 1
         server.cohort = server.sampled(per_round)
         skipped = _exchange(method, server, "run_round")
         if not skipped and server.round > rounds - (server.federation.average_rounds or 0):
             server.average.add(_global_model(method, server), 1.0)
-        evaluation = None
-        if is_evaluated(server.round, rounds=rounds, every=every, start=start):
-            began = time.perf_counter()
-            evaluation = evaluate(evaluated_model(method, server))
-            server.ledger.spend("evaluation", time.perf_counter() - began)
-        yield RoundResult(server.round, server.cohort, server.ledger, skipped, evaluation)
+        yield RoundResult(server.round, server.cohort, server.ledger, skipped, measured())
 
 
 def _exchange(method: Method, server: Server, call: Literal["prepare", "run_round"]) -> bool:

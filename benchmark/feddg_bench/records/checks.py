@@ -36,7 +36,8 @@ def is_evaluated(number: int, *, rounds: int, every: int, start: int) -> bool:
 @lru_cache(maxsize=100)
 def _evaluated(made: int, **timing: int) -> list[int]:
     """Return the numbers of the evaluated rounds among the first ``made``."""
-    return [number for number in range(1, made + 1) if is_evaluated(number, **timing)]
+    first = 1 if timing["rounds"] else 0
+    return [n for n in range(first, first + made) if is_evaluated(n, **timing)]
 
 
 def fault_of_names(settings: Mapping[str, Any], names: Mapping[str, Any]) -> str:
@@ -67,14 +68,20 @@ def _digests(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[Any]:
 
 
 def fault_of_rounds(settings: Mapping[str, Any], numbers: Sequence[int], *, finished: bool) -> str:
-    """Return the fault of a record's round numbers, which must be 1 to N.
+    """Return the fault of a record's round numbers, which must be 1 to N, or 0 without training.
 
     A record that is not ``finished`` can lack the last ones.
     """
-    for name in ("federation.rounds", "evaluation.every", "evaluation.start"):
-        if type(value := setting(settings, name)) is not int or value < 1:
+    for name, least in (
+        ("federation.rounds", 0),
+        ("evaluation.every", 1),
+        ("evaluation.start", 1),
+    ):
+        if type(value := setting(settings, name)) is not int or value < least:
             return f"{name} is {value!r} in its settings, not a count"
     asked = setting(settings, "federation.rounds")
+    if asked == 0 and numbers == [0]:
+        return ""
     if numbers != list(range(1, len(numbers) + 1)):
         return "rounds: they do not follow one another from 1"
     if len(numbers) > asked or (finished and len(numbers) < asked):

@@ -196,7 +196,7 @@ class Costs(RecordPart):
 
 
 class _Round(RecordPart):
-    round: Count  # its number, from 1
+    round: Count  # its number, from 1; 0 in a run without rounds
     cohort: Several[str]  # clients that were asked
     skipped: bool  # whether every client was dropped, so that the model stayed as it was
     train: Named[Number]  # means over the clients, `loss` among them
@@ -347,7 +347,7 @@ class RunRecord(RecordPart):
             (
                 f"{self.method} on {self.dataset}, {self.protocol} {self.scenario.name}, seed "
                 f"{self.seed}, recipe {self.recipe}: run {self.key}",
-                f"{self.metric.label}, round {len(self.rounds)} of {rounds}: "
+                f"{self.metric.label}, round {max(self._numbers(), default=0)} of {rounds}: "
                 + (", ".join(shown) or "not measured"),
                 f"{e.device or 'unknown device'}, {counted(e.workers, 'worker')}, "
                 f"{self.time.seconds:.1f} s, started {self.time.started or 'at an unknown time'}",

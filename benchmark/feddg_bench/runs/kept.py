@@ -47,7 +47,7 @@ class KeptModel(BaseModel, frozen=True, extra="forbid"):
     """Description of a model in its file."""
 
     key: str  # key of the run
-    round: int = Field(ge=1)  # round after which these weights were the global model
+    round: int = Field(ge=0)  # round after which these weights were the global model
     settings: RunSettings  # settings of the run, without those that name files
     num_classes: int = Field(ge=1)  # outputs of the classifier
     clients: tuple[str, ...]  # names of the clients

@@ -142,7 +142,7 @@ class Recorder(Observer):
         }
         if result.round == 0:
             record.once = Costs(**costs)
-        else:
+        if result.round or result.evaluation:
             entry = RoundRecord(
                 round=result.round,
                 cohort=list(result.cohort),
@@ -202,7 +202,7 @@ class Recorder(Observer):
                 ", ".join(splits),
                 run.plan.settings.train.lr,
             )
-        learns = self.record.rounds and run.method.state.trainable
+        learns = run.server.round and run.method.state.trainable
         if learns and trained_digest(run) == self.untrained:
             logger.warning(
                 "%s (run %s): nothing was learnt: the global weights after the last round equal "

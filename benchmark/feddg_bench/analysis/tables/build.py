@@ -426,7 +426,8 @@ def _operations(row: Row, reference: Row, column: Column) -> float | None:
     known = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
     if not known or len(known) < len(pairs):
         return None
-    return math.fsum(ours for ours, _ in known) / math.fsum(other for _, other in known)
+    total = math.fsum(other for _, other in known)  # 0 if no client was asked
+    return math.fsum(ours for ours, _ in known) / total if total else None
 
 
 def _known(row: Row, column: Column) -> Sample:
