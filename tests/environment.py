@@ -57,14 +57,19 @@ class Environment:
         self.run("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *folders)
 
 
-def in_terminal(command, environment, folder=None):
-    """Return exit status and output, standard error included, of a command in a terminal."""
+def in_terminal(command, environment, folder=None, typed=None):
+    """Return exit status and output, standard error included, of a command in a terminal.
+
+    ``typed`` is what the user types at once; without it, standard input is that of the test.
+    """
     inside, outside = pty.openpty()
     environment = environment | {"TERM": "xterm"}
+    read = None if typed is None else outside
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=outside, stderr=outside
+        command, cwd=folder, env=environment, stdin=read, stdout=outside, stderr=outside
     ) as process:
         os.close(outside)
+        os.write(inside, (typed or "").encode())
         parts = []
         with suppress(OSError):  # Linux reports the end of a terminal as an error
             while part := os.read(inside, 65536):

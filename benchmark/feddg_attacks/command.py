@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feddg_attacks.records import ATTACKERS, Attacker, AttackRecord, Interval
+from feddg_bench.cli import complete
 from feddg_bench.cli.help import OUTPUT, SETUP, WHAT, option
 from feddg_bench.cli.options import (
     Experiment,
@@ -24,7 +25,7 @@ from feddg_bench.common.errors import RunInterruptedError, SettingsError, unknow
 from feddg_bench.common.terminal import Display, terminal, text, text_table
 from feddg_bench.config.reading import listed
 from feddg_bench.config.schema import MANY
-from feddg_bench.plugins import read_plugins
+from feddg_bench.plugins import names, read_plugins
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Datasets
 
@@ -56,6 +57,7 @@ class AttackCommand(Attacking, Experiment):
             *("--kind", "--kinds"),
             metavar="NAMES",
             help="comma-separated, or all; see above",
+            autocompletion=complete.names_of(lambda _: (*names("attack"), "all"), several=True),
         ),
     ] = "membership"
     attacker: Annotated[

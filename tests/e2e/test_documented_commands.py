@@ -251,11 +251,10 @@ def fault_of(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("page", TEXTS, ids=str)
+@pytest.mark.parametrize("page", sorted({*FIRST.values()}))
 def test_commands_work(page: str, fault_of: Fault) -> None:
     """A command shown on several pages runs only for the first one."""
     mine = [words for words, first in FIRST.items() if first == page]
-    assert mine
     faults = [(shlex.join(words), fault) for words in mine if (fault := fault_of(words))]
     assert faults == []
 

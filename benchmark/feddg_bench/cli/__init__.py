@@ -24,6 +24,7 @@ import typer.core
 
 import feddg_bench
 from feddg_bench.cli.help import EXAMPLES, Command
+from feddg_bench.cli.shells import own_scripts
 from feddg_bench.common.errors import (
     HANGUP,
     FeddgError,
@@ -111,6 +112,15 @@ class _Group(typer.core.TyperGroup):
         super().__init__(**more)
         self.commands: Any = _Commands()
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the name of a command without importing any."""
+        whole = self.commands
+        self.commands = {n: typer.core.TyperCommand(n, help=line) for n, line in helps().items()}
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self.commands = whole
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a line about each command."""
         with formatter.section("Commands"):
@@ -120,7 +130,6 @@ class _Group(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     suggest_commands=False,
     rich_markup_mode=None,
@@ -140,6 +149,7 @@ def _options(
 @cache
 def _command() -> Any:
     """Return the command built from `app`."""
+    own_scripts()
     return typer.main.get_command(app)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddg_bench.cli import complete
 from feddg_bench.cli.options import (
     CacheDir,
     DataRoot,
@@ -408,7 +409,10 @@ def show_command(
 
 @data_app.command("path")
 def path_command(
-    dataset: Annotated[str | None, typer.Argument(help="Only this one; default all.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Argument(help="Only this one; default all.", autocompletion=complete.DATASET),
+    ] = None,
     directory: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help="Remember this folder.")
     ] = None,
@@ -465,6 +469,7 @@ def download_command(
         typer.Argument(
             metavar="NAME",
             help="See `feddg-bench data list`; or vgg19, vgg19_16x: AdaIN's network.",
+            autocompletion=complete.DATASET,
         ),
     ],
     to: Annotated[

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic_core import to_jsonable_python
 
+from feddg_bench.cli import complete
 from feddg_bench.cli.options import (
     DataName,
     DataRoot,
@@ -328,7 +329,12 @@ recipes_app = catalogue(
 
 @recipes_app.command("show")
 def show_recipe_command(
-    recipe: Annotated[str, typer.Argument(help="See `feddg-bench recipes`; or a YAML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="See `feddg-bench recipes`; or a YAML file.", autocompletion=complete.RECIPE
+        ),
+    ],
     json_: Json = False,
 ) -> None:
     """Print a recipe's settings. For all data sets, for each, and for single methods."""
@@ -358,8 +364,12 @@ def settings_command(
     word: Annotated[
         str, typer.Argument(metavar="[WORD]", help="Show only keys that hold this, such as lr.")
     ] = "",
-    method: Annotated[str, typer.Option(help="See `feddg-bench methods`.")] = str(Request.method),
-    dataset: Annotated[str, typer.Option(help="See `feddg-bench datasets`.")] = Request.dataset,
+    method: Annotated[
+        str, typer.Option(help="See `feddg-bench methods`.", autocompletion=complete.METHOD)
+    ] = str(Request.method),
+    dataset: Annotated[
+        str, typer.Option(help="See `feddg-bench datasets`.", autocompletion=complete.DATASET)
+    ] = Request.dataset,
     recipe: Recipe = None,
     tuned: Annotated[
         str | None, typer.Option(metavar="PROTOCOL", help="With what `tune` chose on a protocol.")

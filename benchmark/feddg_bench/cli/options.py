@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from feddg_bench.cli import complete
 from feddg_bench.cli.help import DATA, OUTPUT, SETUP, WHAT, WHERE, option
 from feddg_bench.common.errors import in_a_line
 from feddg_bench.common.notices import tell
@@ -33,17 +34,35 @@ Methods = Annotated[
         *("--method", "--methods"),
         metavar="NAMES",
         help="comma-separated, or all; see `feddg-bench methods`",
+        autocompletion=complete.METHODS,
     ),
 ]
 DataName = Annotated[
-    str | None, option(WHAT, metavar="NAME", help="data set; see `feddg-bench datasets`")
+    str | None,
+    option(
+        WHAT,
+        metavar="NAME",
+        help="data set; see `feddg-bench datasets`",
+        autocompletion=complete.DATASET,
+    ),
 ]
 Protocols = Annotated[
-    str | None, option(WHAT, metavar="NAMES", help="ltdo, lodo (default of folder) or wilds")
+    str | None,
+    option(
+        WHAT,
+        metavar="NAMES",
+        help="ltdo, lodo (default of folder) or wilds",
+        autocompletion=complete.PROTOCOL_NAMES,
+    ),
 ]
 Scenarios = Annotated[
     str | None,
-    option(WHAT, metavar="NAMES", help="such as ip-o-c, or all; default the protocol's"),
+    option(
+        WHAT,
+        metavar="NAMES",
+        help="such as ip-o-c, or all; default the protocol's",
+        autocompletion=complete.SCENARIOS,
+    ),
 ]
 Seeds = Annotated[
     str | None,
@@ -54,7 +73,12 @@ NumSeeds = Annotated[
 ]
 Recipe = Annotated[
     str | None,
-    option(WHAT, metavar="NAME", help="name or YAML file; default the data set's own"),
+    option(
+        WHAT,
+        metavar="NAME",
+        help="name or YAML file; default the data set's own",
+        autocompletion=complete.RECIPE,
+    ),
 ]
 Readings = Annotated[
     str | None,
@@ -64,6 +88,7 @@ Readings = Annotated[
         metavar="NAME",
         help="of a paper's recipe: published, as its tables were computed; or corrected, the "
         f"papers' own formulas (default {Request.readings})",
+        autocompletion=complete.choices("published", "corrected"),
     ),
 ]
 Tuned = Annotated[
@@ -74,7 +99,11 @@ Tuned = Annotated[
 # Setup
 Pairs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="settings; see `feddg-bench settings`"),
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="settings; see `feddg-bench settings`",
+        autocompletion=complete.pairs,
+    ),
 ]
 Rounds = Annotated[int | None, option(SETUP, metavar="N", help="rounds of a run")]
 Clients = Annotated[int | None, option(SETUP, metavar="N", help="all clients")]
@@ -95,7 +124,14 @@ Config = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    option(SETUP, "--set", rare=True, metavar="KEY=VALUE", help="such as train.lr=0.001"),
+    option(
+        SETUP,
+        "--set",
+        rare=True,
+        metavar="KEY=VALUE",
+        help="such as train.lr=0.001",
+        autocompletion=complete.pairs,
+    ),
 ]
 Portable = Annotated[
     bool | None,
@@ -120,14 +156,26 @@ SplitCsv = Annotated[
 
 # Where it runs
 Device = Annotated[
-    str, option(WHERE, metavar="NAME", help="auto (default), cpu, cuda (all GPUs) or cuda:0,2")
+    str,
+    option(
+        WHERE,
+        metavar="NAME",
+        help="auto (default), cpu, cuda (all GPUs) or cuda:0,2",
+        autocompletion=complete.choices("auto", "cpu", "cuda"),
+    ),
 ]
 Workers = Annotated[
     int, option(WHERE, metavar="N", help="processes; 0: one per core or per GPU (default)")
 ]
 Threads = Annotated[int, option(WHERE, metavar="N", help="of each worker; changes the last bits")]
 Engine = Annotated[
-    str, option(WHERE, metavar="NAME", help="processes (default), ray; of a sweep also slurm")
+    str,
+    option(
+        WHERE,
+        metavar="NAME",
+        help="processes (default), ray; of a sweep also slurm",
+        autocompletion=complete.choices("processes", "ray", "slurm"),
+    ),
 ]
 Address = Annotated[
     str | None,
@@ -158,10 +206,21 @@ Filters = Annotated[
 ]
 Logger = Annotated[
     str | None,
-    option(OUTPUT, metavar="NAMES", help="csv, tensorboard, mlflow; comma-separated"),
+    option(
+        OUTPUT,
+        metavar="NAMES",
+        help="csv, tensorboard, mlflow; comma-separated",
+        autocompletion=complete.choices("csv", "tensorboard", "mlflow", several=True),
+    ),
 ]
 Wandb = Annotated[
-    str, option(OUTPUT, metavar="MODE", help="online, offline (no account) or off (default)")
+    str,
+    option(
+        OUTPUT,
+        metavar="MODE",
+        help="online, offline (no account) or off (default)",
+        autocompletion=complete.choices("online", "offline", "off"),
+    ),
 ]
 WandbProject = Annotated[
     str,
@@ -178,10 +237,20 @@ def _method(name: str) -> str:
     return plugin_name("method", name)
 
 
-MethodName = Annotated[str, typer.Argument(help="See `feddg-bench methods`.", callback=_method)]
+MethodName = Annotated[
+    str,
+    typer.Argument(
+        help="See `feddg-bench methods`.", callback=_method, autocompletion=complete.METHOD
+    ),
+]
 Dataset = Annotated[
     str,
-    typer.Argument(metavar="DATASET", help="See `feddg-bench data list`.", callback=_dataset),
+    typer.Argument(
+        metavar="DATASET",
+        help="See `feddg-bench data list`.",
+        callback=_dataset,
+        autocompletion=complete.DATASET,
+    ),
 ]
 
 
@@ -290,10 +359,20 @@ class Recording(Machine):
 class Shown:
     """Which runs tables show, and how; fields of `feddg_bench.TableOptions`."""
 
-    dataset: Annotated[str | None, typer.Option(help="With --rows: data set.")] = None
-    protocol: Annotated[str | None, typer.Option(help="With --rows: protocol.")] = None
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="With --rows: data set.", autocompletion=complete.DATASET),
+    ] = None
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="With --rows: protocol.", autocompletion=complete.PROTOCOL_NAMES),
+    ] = None
     recipe: Annotated[
-        str | None, typer.Option(help="Recipe whose runs are shown, in place of each table's own.")
+        str | None,
+        typer.Option(
+            help="Recipe whose runs are shown, in place of each table's own.",
+            autocompletion=complete.RECIPE,
+        ),
     ] = None
     filters: Filters = None
     select: Annotated[

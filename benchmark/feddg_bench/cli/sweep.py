@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddg_bench.cli import complete
 from feddg_bench.cli.help import OUTPUT, SETUP, WHERE, option
 from feddg_bench.cli.options import Machine, Names, Recording, command, stopped
 from feddg_bench.common.errors import FeddgError, RunInterruptedError, SettingsError
@@ -109,11 +110,20 @@ class SweepCommand(Slurm, SweepRecording):
     """
 
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="as for `wandb sweep`; or a name such as ltdo")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="as for `wandb sweep`; or a name such as ltdo",
+            autocompletion=complete.SWEEP,
+        ),
     ]
     pairs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="for all runs; replace the file's"),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="for all runs; replace the file's",
+            autocompletion=complete.pairs,
+        ),
     ] = None
     dry_run: Annotated[bool, option(OUTPUT, help="list the runs without running")] = False
     retry_failed: Annotated[bool, option(OUTPUT, help="try failed runs again")] = False

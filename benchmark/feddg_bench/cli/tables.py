@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from feddg_bench.cli import complete
 from feddg_bench.cli.options import Filters, Folders, Shown, command, record_folders
 from feddg_bench.common.errors import PluginError, SettingsError
 from feddg_bench.common.files import write_whole
@@ -39,6 +40,7 @@ TableNames = Annotated[
         "a paper's table such as pardon-1, a YAML file that describes one, "
         f"{''.join(f'`{name}`: {text}, ' for name, text in _DOCUMENTS.items())}or `claims`: what "
         "papers claim, and whether it holds in these records.",
+        autocompletion=complete.TABLE,
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write to; default RESULTS/tables.")]
