@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import MethodSettings
 from feddg_bench.core.client import Batch, on_device
 from feddg_methods.mixup import partners
 from feddg_methods.shared.domains import DomainBatches, parted
+from feddg_methods.shared.stages import changed, check_stages
 
 EPSILON = 1e-6
 """Added to variances, as in the authors' code."""
@@ -59,14 +60,7 @@ class MixStyle(DomainBatches):
     settings: MixStyleSettings
 
     def build(self) -> None:
-        available = len(getattr(self.backbone, "stages", ()))
-        wrong = [number for number in self.settings.stages if not 1 <= number <= available]
-        if wrong:
-            raise SettingsError(
-                f"hyper.stages={list(self.settings.stages)} names stage {wrong[0]}, and this "
-                f"backbone has {available}: choose numbers from 1 to {available}, or another "
-                f"backbone.name"
-            )
+        check_stages(self.backbone, "stages", self.settings.stages)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels, domains = parted(batch)
@@ -89,10 +83,8 @@ class MixStyle(DomainBatches):
             for number in s.stages:
                 lam = torch.distributions.Beta(s.alpha, s.alpha).sample((b,))
                 drawn = on_device([j, lam], self.device)
-                hook = self.backbone.stages[number - 1].register_forward_hook(
-                    lambda _layer, _inputs, maps, drawn=drawn: mixed_styles(maps, *drawn)
-                )
-                stack.callback(hook.remove)
+                change = partial(mixed_styles, partner=drawn[0], lam=drawn[1])
+                stack.enter_context(changed(self.backbone.stages[number - 1], change))
             yield
 
 

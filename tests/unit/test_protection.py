@@ -209,6 +209,7 @@ def test_what_each_method_can_have():
         "mixup",
         "mmd",
         "rsc",
+        "sagnet",
         "vrex",
         "fedclip",
         "zeroshot",
