@@ -88,7 +88,7 @@ def _points(
     curves: dict[tuple[Settings, str], dict[Settings, dict[tuple[str, int], float]]] = {}
     for run in own_runs:
         own = _own(run.settings)
-        value = key_metric(run, run.evaluation(choice.rule), choice.split)
+        value = key_metric(run, run.evaluation(choice.rule), choice.split_of(own_runs))
         if leaked.get(own) and value is not None:
             reading = tuple(x for x in own if x[0] not in WITH_NOISE)
             others = {k: v for k, v in run.settings.items() if not k.startswith(OWN)}
@@ -148,7 +148,7 @@ def _draw(frame: Frame, curves: Mapping[str, Sequence[Point]], choice: Selection
     axes.axvline(0.5, color=PALE, linewidth=0.6, zorder=0)
     what = "membership AUC from data sent besides weights (chance: 0.5)"
     axes.set_xlabel(truncated(what, axes.get_xlim()[0]))
-    axes.set_ylabel(truncated(frame.metric_label(choice.split), axes.get_ylim()[0]))
+    axes.set_ylabel(truncated(frame.metric_label(choice.split_of(frame.runs)), axes.get_ylim()[0]))
     axes.grid()
     handles, labels = axes.get_legend_handles_labels()
     title = f"{frame.title}: utility against leakage"

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from feddg_bench.analysis.figures.scores import convergence, generalisation, lea
 from feddg_bench.analysis.figures.series import Selection, series
 from feddg_bench.analysis.figures.training import wanted_rounds
 from feddg_bench.analysis.sheets import csv_lines
+from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import file_name
@@ -56,7 +57,7 @@ from tests.helpers import SCENARIOS, entry, make_record, measured, refused
 
 Add = Callable[..., RunRecord]
 PAIR = ("oc-i-p", "ic-p-o")
-EVERYTHING = Selection()
+EVERYTHING = Selection(split="test")
 
 
 @pytest.fixture
@@ -145,6 +146,25 @@ def test_convergence_averages_scenarios_and_then_seeds(add: Add, tmp_path: Path)
     halves = numbers(convergence(only_frame(tmp_path), Selection(split="val")))
     assert [float(row["mean"]) for row in halves] == pytest.approx([20, 40])
     assert convergence(only_frame(tmp_path), Selection(split="id_test")) is None
+
+
+@pytest.mark.usefixtures("drawing")
+@pytest.mark.parametrize("rule", ["last", "best_by_val"])
+@pytest.mark.parametrize("draw", [leaderboard, convergence])
+def test_figures_show_the_unseen_domains_that_tables_show(
+    add: Add, tmp_path: Path, draw: Any, rule: Any
+) -> None:
+    for seed, scenario in product((0, 1), PAIR):
+        add(test=(0.2, 0.4 + seed / 10), seed=seed, scenario=scenario)
+    frame = only_frame(tmp_path)
+    grid = build("x", frame.described(rule), frame.runs)
+    place = [column.kind for column in grid.columns].index("mean")
+    found = draw(frame, Selection(rule=rule))
+    assert float(numbers(found)[-1]["mean"]) == pytest.approx(grid.lines[0].entries[place].value)
+    said = "unseen" if rule == "last" else "test"
+    assert grid.columns[place].group == said
+    assert said in found.figure.get_suptitle()
+    assert said in " ".join(axes.get_xlabel() + axes.get_ylabel() for axes in found.figure.axes)
 
 
 @pytest.mark.usefixtures("drawing")
@@ -330,7 +350,7 @@ def test_curves_against_clients_are_ordered_by_their_number(add: Add, tmp_path: 
     for n, k, accuracy in ((100, 5, 0.2), (5, None, 0.4), (20, 5, 0.6), (20, 10, 0.8)):
         add(test=(accuracy,), partition={"clients": n}, federation={"per_round": k})
     one, other = swept(read_runs(tmp_path), "clients", EVERYTHING)
-    assert (one.name[-4:], other.name[-5:]) == ("-k-5", "-n-20")
+    assert (one.name[-9:], other.name[-10:]) == ("-k-5-test", "-n-20-test")
     assert [(r["clients"], float(r["mean"])) for r in numbers(one)] == [
         ("5/5", pytest.approx(40)),
         ("5/20", pytest.approx(60)),

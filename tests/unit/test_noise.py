@@ -21,7 +21,7 @@ ON_AVX2 = {**ENVIRONMENT, "cpu": "AuthenticAMD, avx2"}
 
 def draw(*roots: Path) -> list[Picture | str]:
     with styled():
-        return list(noise(read_runs(list(roots)), Selection(results=roots)))
+        return list(noise(read_runs(list(roots)), Selection(results=roots, split="test")))
 
 
 def rows(picture: Picture | str, rule: str) -> list[tuple[Any, ...]]:
@@ -36,7 +36,7 @@ def test_seeds_of_the_fullest_scenario(tmp_path: Path) -> None:
     save(tmp_path, record("moon", scenario="oc-i-p", seed=0, rounds=10))
     (picture,) = draw(tmp_path)
     assert isinstance(picture, Picture)
-    assert picture.name == "noise-digits4-ltdo-quick"
+    assert picture.name == "noise-digits4-ltdo-quick-test"
     assert "FedAvg on ip-o-c" in picture.figure.get_suptitle()
     runs = {run.seed: run for run in read_runs(tmp_path) if run.method == "fedavg"}
     for rule in ("last", "mean_last_5"):
@@ -81,7 +81,7 @@ def test_the_same_records_the_same_bytes(tmp_path: Path) -> None:
         save(tmp_path, record(seed=seed))
     for folder in ("a", "b"):
         with styled():
-            for picture in noise(read_runs(tmp_path), Selection(results=(tmp_path,))):
+            for picture in noise(read_runs(tmp_path), Selection(results=(tmp_path,), split="test")):
                 assert isinstance(picture, Picture)
                 picture.save(tmp_path / folder)
     assert [p.read_bytes() for p in sorted((tmp_path / "a").iterdir())] == [

@@ -81,7 +81,9 @@ class Records:
     scenario: Listed = None
     method: Listed = None
     recipe: One = None
-    split: Annotated[str, typer.Option(help="test, val, id_test or id_val.")] = "test"
+    split: Annotated[
+        str, typer.Option(help="unseen (the mean of val and test), test, val, id_test or id_val.")
+    ] = "unseen"
     select: Annotated[
         str,
         typer.Option(help="Rounds that count: last, mean_last_5, best_by_val ...; see `tables`."),
@@ -139,7 +141,10 @@ def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable
     draw = draws[name]
     for frame in frames(runs):
         also = " and on id_test" if name == "generalisation" else ""
-        yield draw(frame, choice) or f"{frame.name}: no round was evaluated on {choice.split}{also}"
+        yield (
+            draw(frame, choice)
+            or f"{frame.name}: no round was evaluated on {choice.split_of(frame.runs)}{also}"
+        )
 
 
 def _unswept(name: str, choice: Selection) -> str:

@@ -27,6 +27,13 @@ LAST = 5
 
 CHOOSING: Mapping[Rule, str] = {"best_by_val": "val", "best_by_id_val": "id_val", "oracle": "test"}
 """Split that a rule uses."""
+UNSEEN = "unseen"
+"""Stands for both held-out domains of a scenario: the mean over `val` and `test`."""
+
+
+def unseen_splits(rule: Rule) -> tuple[str, ...]:
+    """Return the held-out splits whose mean a rule reports: both, unless it uses one of them."""
+    return ("test",) if CHOOSING.get(rule) in ("val", "test") else ("val", "test")
 
 
 def split_metric(evaluation: Evaluation, split: str, metric: str) -> float | None:

@@ -32,7 +32,13 @@ from feddg_bench.records.metrics import (
     metrics_of,
 )
 from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
-from feddg_bench.records.rules import Rule, choose_evaluation, pooled_metric, split_metric
+from feddg_bench.records.rules import (
+    UNSEEN,
+    Rule,
+    choose_evaluation,
+    pooled_metric,
+    split_metric,
+)
 from feddg_bench.records.sources import Source, find_records
 
 logger = logging.getLogger(__name__)
@@ -167,7 +173,13 @@ def metric_of(
 
 
 def key_metric(run: RecordedRun, evaluation: Evaluation | None, split: str) -> float | None:
-    """Return the key metric on a split, a share in percent; ``None`` if it was not measured."""
+    """Return the key metric on a split, a share in percent; ``None`` if it was not measured.
+
+    On `UNSEEN`, it is the mean over both held-out domains.
+    """
+    if split == UNSEEN:
+        val, test = (key_metric(run, evaluation, part) for part in ("val", "test"))
+        return None if val is None or test is None else (val + test) / 2
     value = None if evaluation is None else split_metric(evaluation, split, run.metric.name)
     return None if value is None else run.metric.display(value)
 

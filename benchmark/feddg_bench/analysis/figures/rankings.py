@@ -27,11 +27,11 @@ from feddg_bench.analysis.figures.drawing import (
     truncated,
 )
 from feddg_bench.analysis.figures.series import (
+    BOTH,
     SPLIT_NAMES,
     Selection,
     comparable,
     means,
-    measure_series,
     over,
     series,
 )
@@ -63,7 +63,7 @@ def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
 
     Returns a sentence if no method has `LEAST` runs, and ``None`` if there are no values.
     """
-    values, scenarios, notes = comparable(measure_series(frame.runs, choice.value))
+    values, scenarios, notes = comparable(choice.values(frame.runs))
     if values.empty:
         return None
     if values.groupby("series").size().max() < LEAST:
@@ -76,12 +76,12 @@ def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
         points = {"x": thresholds, "mean": 100 * share, "low": 100 * low, "high": 100 * high}
         parts.append(pd.DataFrame({"series": label, **points}))
     curves = pd.concat(parts, ignore_index=True)
-    found = means(values, scenarios)
-    said = f"{over(scenarios, frame.scenario_labels(), found)}; {choice.rounds}"
+    found, split = means(values, scenarios), choice.split_of(frame.runs)
+    said = f"{over(frame, split, scenarios, found)}; {choice.rounds}"
     if curves.low.notna().any():
         said += "; band: 95 % of a bootstrap over seeds inside each scenario"
-    label = frame.metric_label(choice.split)
-    title = f"{frame.title}: {SPLIT_NAMES[choice.split]}, performance profiles"
+    label = frame.metric_label(split)
+    title = f"{frame.title}: {SPLIT_NAMES[split]}, performance profiles"
     numbers = dict(zip(found.series, found["mean"], strict=True))
     label = truncated(label, thresholds[0])
     axis = Axis(label, "as a mean over runs", left=thresholds[0])
@@ -115,12 +115,13 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     each = [_shared([r for r in runs if r.protocol == p], choice) for p in sorted(protocols)]
     enough = [found for found in each if min(found[0].shape) > 1]
     table, notes = max(enough, key=lambda found: found[0].size) if enough else _shared(runs, choice)
-    under = ""
+    under, shown = "", runs
     if enough:
         (protocol,) = (
             p for p, found in zip(sorted(protocols), each, strict=True) if found[0] is table
         )
         under = f", {TITLES.get(protocol, protocol)}"
+        shown = [run for run in runs if run.protocol == protocol]
     if min(table.shape) < 2:
         there = Counter(run.dataset for run in runs)
         found_only = [f"{counted(n, 'run')} of {dataset}" for dataset, n in sorted(there.items())]
@@ -133,16 +134,17 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     found = table.rank(axis=1, ascending=False).mean().sort_values(kind="stable")
     gap = critical_difference(len(found), len(table))
     p = friedmanchisquare(*table.to_numpy().T).pvalue if len(found) > 2 else math.nan
-    figure = new_figure(6.6, 1.1 + 0.2 * len(found))
+    figure, split = new_figure(6.6, 1.1 + 0.2 * len(found)), choice.split_of(shown)
     _diagram(figure, found, gap if math.isnan(p) or p < LEVEL else math.inf)
     said = f"average rank over {len(table)} data sets ({', '.join(table.index)}), 1 is best; "
-    said += f"{choice.rounds}; ranks that differ by less than {gap:.2f} (Nemenyi, 5 %) are joined"
+    said += f"{choice.rounds}{BOTH.get(split, '')}; ranks that differ by less than {gap:.2f} "
+    said += "(Nemenyi, 5 %) are joined"
     said += "" if math.isnan(p) else f"; Friedman's test of any difference: p = {p:.2g}"
     if len(table) <= _FEW:
         said += f"\n{len(table)} data sets are few: hardly any difference could be found"
-    entitle(figure, f"Ranks over data sets{under}: {SPLIT_NAMES[choice.split]}", said)
-    shown = [(name, rank, *table[name]) for name, rank in found.items()]
-    sheet = Sheet(("series", "average rank", *table.index), tuple(shown))
+    entitle(figure, f"Ranks over data sets{under}: {SPLIT_NAMES[split]}", said)
+    rows = [(name, rank, *table[name]) for name, rank in found.items()]
+    sheet = Sheet(("series", "average rank", *table.index), tuple(rows))
     notes = [note.replace("run of", "mean of") for note in notes]
     return Picture(f"ranks{choice.suffix}", figure, sheet, tuple(notes))
 
@@ -158,7 +160,7 @@ def _shared(runs: Sequence[RecordedRun], choice: Selection) -> tuple[pd.DataFram
         first = frame.runs[0]
         under = f" ({TITLES.get(first.protocol, first.protocol)})"
         name = dataset_title(first.dataset, first.label) + under * (len(protocols) > 1)
-        values, scenarios, _ = comparable(measure_series(frame.runs, choice.value))
+        values, scenarios, _ = comparable(choice.values(frame.runs))
         rows += [(p.series, name, 0, 0, p.mean) for p in means(values, scenarios).itertuples()]
     measured = pd.DataFrame(rows, columns=["series", "scenario", "seed", "x", "value"])
     shared, _, notes = comparable(measured[measured.groupby("series").x.transform("size") > 1])
@@ -232,11 +234,12 @@ def _of_frame(
         seed: sorted(found, key=lambda run: (bool(run.get("portable")), run.key))
         for seed, found in sorted(seeds[label, scenario].items())
     }
-    values = {rule: _values(twins, rule, choice.split) for rule in RULES}
+    split = choice.split_of(frame.runs)
+    values = {rule: _values(twins, rule, split) for rule in RULES}
     values = {rule: found for rule, found in values.items() if len(found) == len(twins)}
     if len(twins) < FEWEST_SEEDS or not values:
         return None
-    return _draw(frame, choice, f"{label} on {scenario}", values)
+    return _draw(frame, choice, split, f"{label} on {scenario}", values)
 
 
 def _elsewhere(copy: RecordedRun, run: RecordedRun) -> bool:
@@ -255,7 +258,11 @@ def _values(twins: Twins, rule: Rule, split: str) -> dict[int, list[float]]:
 
 
 def _draw(
-    frame: Frame, choice: Selection, title: str, values: Mapping[Rule, Mapping[int, list[float]]]
+    frame: Frame,
+    choice: Selection,
+    split: str,
+    title: str,
+    values: Mapping[Rule, Mapping[int, list[float]]],
 ) -> Picture:
     figure = new_figure(6.6, 3.8)
     left, right = figure.subplots(1, 2, width_ratios=(3, 4))
@@ -291,7 +298,7 @@ def _draw(
         ]
     left.set_xticks(range(len(values)), labels=[rule.replace("_", "\n", 1) for rule in values])
     left.set_xlim(-0.5, len(values) - 0.5)
-    left.set_ylabel(truncated(frame.metric_label(choice.split), left.get_ylim()[0]))
+    left.set_ylabel(truncated(frame.metric_label(split), left.get_ylim()[0]))
     right.set_xlabel("seeds of each method")
     right.set_ylabel("detectable difference")
     right.set_ylim(0)
@@ -300,12 +307,12 @@ def _draw(
     left.grid(axis="y")
     right.grid(axis="y")
     about = (
-        f"{len(next(iter(values.values())))} seeds; hollow marks and last bits: the same seed, its "
-        "sums rounded differently; right: true difference between two methods with this scatter "
-        "that an unpaired test finds with 80 % power"
+        f"{len(next(iter(values.values())))} seeds{BOTH.get(split, '')}; hollow marks and last "
+        "bits: the same seed, its sums rounded differently; right: true difference between two "
+        "methods with this scatter that an unpaired test finds with 80 % power"
     )
     handles, labels = right.get_legend_handles_labels()
-    head = f"{frame.title}: noise of {title}, {SPLIT_NAMES[choice.split]}"
+    head = f"{frame.title}: noise of {title}, {SPLIT_NAMES[split]}"
     entitle(figure, head, "\n".join([about, *said]), handles, labels)
     sheet = Sheet(("rule", "seed", "run", "value"), tuple(rows))
     return Picture(f"noise-{frame.name}{choice.suffix}", figure, sheet)

@@ -31,8 +31,8 @@ from feddg_bench.analysis.figures.series import (
 )
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.records.robustness import Accuracies, logit
-from feddg_bench.records.rules import LAST
-from feddg_bench.records.runs import RecordedRun
+from feddg_bench.records.rules import LAST, UNSEEN
+from feddg_bench.records.runs import RecordedRun, key_metric
 
 Place = tuple[float, ...]
 """Values of a sweep's settings."""
@@ -46,19 +46,20 @@ KNOWN_RULES = {"invariant": "Invariant rule", "erm": "ERM's rule"}
 
 def convergence(frame: Frame, choice: Selection) -> Picture | None:
     """Draw the key metric against the round; ``None`` if no round was evaluated on the split."""
-    values = measure_series(frame.runs, lambda run: curve_of(run, choice.split))
+    split = choice.split_of(frame.runs)
+    values = measure_series(frame.runs, lambda run: curve_of(run, split))
     values, scenarios, notes = comparable(values)
     points = means(values, scenarios)
     if points.empty:
         return None
-    said = over(scenarios, frame.scenario_labels(), points)
+    said = over(frame, split, scenarios, points)
     said += BAND if points["std"].any() else ""
     numbers, end = None, f"after round {points.x.max():g}"
     if choice.rule == "mean_last_5":
         numbers = {str(name): c["mean"].iloc[-LAST:].mean() for name, c in points.groupby("series")}
         end = "in the bar"
-    title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
-    label = frame.metric_label(choice.split)
+    title = f"{frame.title}: {SPLIT_NAMES[split]}"
+    label = frame.metric_label(split)
     first, last = points.x.min(), points.x.max()
     left = first - 0.04 * (last - first)  # a margin for its marker
     axis = Axis("round", end, left=left)
@@ -164,15 +165,18 @@ def _swept(
 ) -> Picture | None:
     """Return the figure of a frame; ``None`` if no series has two points."""
     at = {place: place[0] if len(place) == 1 else float(n) for n, place in enumerate(shown)}
+    split = choice.split_of(frame.runs)
+    if sweep.name == "strength" and choice.split == UNSEEN:
+        split = "test"  # the rules' accuracies are known there
 
     def numbers(run: RecordedRun) -> dict[float, float]:
         place = places[run.key]
         x = FLAT if place is None else at.get(place)
-        found = choice.value(run)
-        return {x: found[0]} if found and x is not None else {}
+        found = key_metric(run, run.evaluation(choice.rule), split)
+        return {} if found is None or x is None else {x: found}
 
     values = measure_series(frame.runs, numbers, sweep.keys)
-    if choice.split == "test" and sweep.name == "strength":
+    if split == "test" and sweep.name == "strength":
         known = [
             (KNOWN_RULES[rule], run.scenario, run.seed, x, 100 * value)
             for run in frame.runs
@@ -196,11 +200,11 @@ def _swept(
     names = tuple(f"{place[varied]:g}" for place in shown)
     end, joined = f"at {sweep.letters[varied]} = {names[-1]}", len(names) > 2
     axis = Axis(label, end, tuple(at.values()), names, joined=joined)
-    several = over(scenarios, frame.scenario_labels(), points[points.x != FLAT])
+    several = over(frame, split, scenarios, points[points.x != FLAT])
     said = f"{several}; {choice.rounds}{BAND if points['std'].any() else ''}"
-    title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
+    title = f"{frame.title}: {SPLIT_NAMES[split]}"
     figure = draw_curves(
-        points, axis, frame.metric_label(choice.split), title, said,
+        points, axis, frame.metric_label(split), title, said,
         references=_references(values, points, scenarios),
     )  # fmt: skip
     words = {at[place]: f"{place[1]:g}/{place[0]:g}" for place in shown if len(place) == 2}
@@ -220,7 +224,7 @@ def _at_every_point(values: pd.DataFrame, scenarios: int) -> pd.DataFrame:
 
 def leaderboard(frame: Frame, choice: Selection) -> Picture | None:
     """Draw the mean of each method, best first, with its means in single scenarios."""
-    values, scenarios, notes = comparable(measure_series(frame.runs, choice.value))
+    values, scenarios, notes = comparable(choice.values(frame.runs))
     points = means(values, scenarios).sort_values(
         ["mean", "series"], ascending=[False, True], ignore_index=True
     )
@@ -229,7 +233,8 @@ def leaderboard(frame: Frame, choice: Selection) -> Picture | None:
     values = values.merge(points[["series", "seeds"]], on="series")
     whole = [seed in seeds for seed, seeds in zip(values.seed, values.seeds, strict=True)]
     each = values[whole].groupby(["series", "scenario"]).value.mean().unstack().loc[points.series]
-    labels = frame.scenario_labels()
+    split = choice.split_of(frame.runs)
+    labels = frame.scenario_labels(split)
     several = len(each.columns) > 1
     marks = MARKERS if len(each.columns) <= len(MARKERS) else "|" * len(each.columns)
     figure = new_figure(5.6, 1.1 + 0.2 * len(points))
@@ -250,11 +255,11 @@ def leaderboard(frame: Frame, choice: Selection) -> Picture | None:
     axes.set_yticks(points.index, labels=points.series)
     axes.set_ylim(len(points) - 0.4, -0.6)
     axes.grid(axis="both")
-    axes.set_xlabel(truncated(frame.metric_label(choice.split), axes.get_xlim()[0]))
-    said = f"{over(scenarios, labels, points)}; {choice.rounds}"
+    axes.set_xlabel(truncated(frame.metric_label(split), axes.get_xlim()[0]))
+    said = f"{over(frame, split, scenarios, points)}; {choice.rounds}"
     said += "; open marks: single scenarios" if several else ""
     said += "; whiskers: one standard deviation over seeds" if points["std"].any() else ""
-    title = f"{frame.title}: {SPLIT_NAMES[choice.split]}"
+    title = f"{frame.title}: {SPLIT_NAMES[split]}"
     if marks is not MARKERS:
         handles = []
     entitle(figure, title, said, handles, [labels[name] for name in each.columns if handles])
@@ -303,7 +308,8 @@ def generalisation(frame: Frame, choice: Selection) -> Picture | None:
     slower stays on FedAvg's curve; one that generalises better lies above it. Shares are drawn on a
     logit scale, on which curves are nearly straight. ``None`` if no round was evaluated on both.
     """
-    held = measure_series(frame.runs, lambda run: curve_of(run, choice.split))
+    split = choice.split_of(frame.runs)
+    held = measure_series(frame.runs, lambda run: curve_of(run, split))
     known = measure_series(frame.runs, lambda run: curve_of(run, KNOWN))
     place = ["series", "scenario", "seed", "x"]
     both = held.merge(known, on=place, suffixes=("", "_known"))
@@ -321,17 +327,17 @@ def generalisation(frame: Frame, choice: Selection) -> Picture | None:
     }
     label = frame.metric_label(KNOWN) + ", logit scale" * percent
     axis = Axis(label, "after the last round", ticks, names, logit=percent)
-    title = f"{frame.title}: {SPLIT_NAMES[choice.split]} against {SPLIT_NAMES[KNOWN]}"
-    said = over(scenarios, frame.scenario_labels(), points)
+    title = f"{frame.title}: {SPLIT_NAMES[split]} against {SPLIT_NAMES[KNOWN]}"
+    said = over(frame, split, scenarios, points)
     said += "; curves run through the evaluated rounds; above FedAvg's: better at equal id_test"
     figure = draw_curves(
-        _drawn(points, percent), axis, frame.metric_label(choice.split), title, said, ends,
+        _drawn(points, percent), axis, frame.metric_label(split), title, said, ends,
         references=references, marked_ends=True,
     )  # fmt: skip
     for axes in figure.axes:
         axes.set_yticks(yticks, labels=ynames)
     sheet = Sheet(
-        ("series", "round", KNOWN, choice.split, "seeds", "scenarios"),
+        ("series", "round", KNOWN, split, "seeds", "scenarios"),
         tuple(
             (p.series, f"{p.x:g}", p.known, p.mean, _listed(p.seeds), " ".join(sorted(scenarios)))
             for p in points.itertuples()

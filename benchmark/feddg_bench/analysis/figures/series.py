@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
+from feddg_bench.analysis.tables.generic import Frame
 from feddg_bench.analysis.tables.setups import split as split_variants
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.files import file_name
@@ -17,11 +18,12 @@ from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import composed, read_names
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import method_title, names
-from feddg_bench.records.rules import RULES, Rule
+from feddg_bench.records.rules import RULES, UNSEEN, Rule, unseen_splits
 from feddg_bench.records.runs import RecordedRun, key_metric, read_runs
 from feddg_bench.records.sources import FOLDERS
 
 SPLIT_NAMES: Mapping[str, str] = {
+    UNSEEN: "unseen domains",
     "test": "test domain",
     "val": "validation domain",
     "id_test": "held-out images of the training domains (id_test)",
@@ -39,14 +41,14 @@ class Selection:
     scenario: tuple[str, ...] | None = None  # names of scenarios
     method: tuple[str, ...] | None = None  # names of methods
     recipe: str | None = None  # label of a recipe
-    split: str = "test"  # the split whose key metric is drawn
+    split: str = UNSEEN  # the split whose key metric is drawn; see `split_of`
     rule: Rule = "last"  # the selection rule, if a single round of a run is drawn
 
     @property
     def suffix(self) -> str:
         """End of file names that distinguishes this selection from the default one."""
         parts = [*(self.scenario or ()), *(self.method or ())]
-        parts += [self.split] if self.split != "test" else []
+        parts += [self.split] if self.split != UNSEEN else []
         parts += [self.rule] if self.rule != "last" else []
         return f"-{file_name('-'.join(parts))}" if parts else ""
 
@@ -99,10 +101,21 @@ class Selection:
         """The rounds that count, in the words of tables."""
         return RULE_SENTENCES[self.rule].format(metric="key metric")
 
-    def value(self, run: RecordedRun) -> dict[float, float]:
-        """Return a run's key metric in the round that the rule chooses, at x = 0."""
-        value = key_metric(run, run.evaluation(self.rule), self.split)
-        return {} if value is None else {0: value}
+    def split_of(self, runs: Sequence[RecordedRun]) -> str:
+        """Return the split to draw: as in tables, `test` where the runs have one unseen domain."""
+        both = self.split == UNSEEN and len(unseen_splits(self.rule)) > 1
+        measured = both and any(split == "val" for run in runs for split, *_ in run.table.columns)
+        return self.split if measured or self.split != UNSEEN else "test"
+
+    def values(self, runs: Sequence[RecordedRun]) -> pd.DataFrame:
+        """Return the key metric of runs in the round that the rule chooses, at x = 0."""
+        split = self.split_of(runs)
+
+        def value(run: RecordedRun) -> dict[float, float]:
+            found = key_metric(run, run.evaluation(self.rule), split)
+            return {} if found is None else {0: found}
+
+        return measure_series(runs, value)
 
 
 def series(
@@ -206,14 +219,19 @@ def over_their_seeds(
 BAND = "; band: one standard deviation over seeds"
 
 
-def over(scenarios: Collection[str], labels: Mapping[str, str], points: pd.DataFrame) -> str:
-    """Return text on the scenarios and the number of seeds that means are over."""
+BOTH = {UNSEEN: ", over val and test"}
+"""Split -> the domains that its mean is over, as part of a sentence."""
+
+
+def over(frame: Frame, split: str, scenarios: Collection[str], points: pd.DataFrame) -> str:
+    """Return text on the scenarios, domains and number of seeds that means are over."""
     counts = sorted(set(points.seeds.map(len))) or [0]
     many = " to ".join(map(str, counts if len(counts) == 1 else (counts[0], counts[-1])))
     said = f"{many} seed{'s' * (counts != [1])}"
     if len(scenarios) == 1:
-        return f"scenario {labels[next(iter(scenarios))]}, {said}"
-    return f"mean over {len(scenarios)} scenarios, {said}"
+        (name,) = scenarios
+        return f"scenario {frame.scenario_labels(split)[name]}{BOTH.get(split, '')}, {said}"
+    return f"mean over {len(scenarios)} scenarios{BOTH.get(split, '')}, {said}"
 
 
 def curve_of(run: RecordedRun, split: str) -> dict[int, float]:

@@ -16,12 +16,12 @@ from feddg_bench.analysis.tables.describe import (
     GroupSpec,
     Summary,
 )
-from feddg_bench.analysis.tables.generic import UNSEEN, Frame, shown_as
+from feddg_bench.analysis.tables.generic import Frame, shown_as
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.analysis.tables.rows import choose_rows
 from feddg_bench.plugins import method_title
 from feddg_bench.records.metrics import find_metric
-from feddg_bench.records.rules import RULES, Rule
+from feddg_bench.records.rules import RULES, UNSEEN, Rule
 
 BESIDE = "macro_f1"
 """Metric shown next to the key metric if classes are imbalanced."""

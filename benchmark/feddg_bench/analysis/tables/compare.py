@@ -11,7 +11,7 @@ from feddg_bench.analysis.tables.grid import DASH, Entry, Grid, text_grid
 from feddg_bench.analysis.tables.rows import Row, choose_rows
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.titles import counted
-from feddg_bench.records.rules import CHOOSING, Rule
+from feddg_bench.records.rules import Rule, unseen_splits
 from feddg_bench.records.runs import RecordedRun, key_metric
 from feddg_bench.records.statistics import Measured, by_unit, compare
 
@@ -86,11 +86,10 @@ def _rows(frame: Frame) -> dict[str, Row]:
 
 def _sample(runs: Sequence[RecordedRun], rule: Rule) -> dict[Measured, float]:
     """Return the key metric on the unseen domains by place and seed."""
-    splits = ("test",) if CHOOSING.get(rule) in ("val", "test") else ("val", "test")
     return {
         ((column, run.train, run.scenario), run.seed): value
         for run in runs
-        for column, split in enumerate(splits)
+        for column, split in enumerate(unseen_splits(rule))
         if (value := key_metric(run, run.evaluation(rule), split)) is not None
     }
 

@@ -42,7 +42,7 @@ from feddg_bench.records.differences import (
     varying,
 )
 from feddg_bench.records.metrics import Metric
-from feddg_bench.records.rules import CHOOSING, Rule
+from feddg_bench.records.rules import UNSEEN, Rule, unseen_splits
 from feddg_bench.records.runs import FIELDS, RecordedRun, key_metric
 from feddg_bench.records.statistics import FEWEST
 
@@ -52,8 +52,6 @@ ADDED = {"data.background": "black", "data.exif": False}
 
 _FEDERATION = ("federation.rounds", "federation.per_round")
 
-UNSEEN = "unseen"
-"""Head of the columns over both held-out domains of a scenario."""
 _MANY: tuple[Summary, ...] = ("worst", "iqm")
 """Summaries of several scenarios."""
 DETAILS: tuple[Summary, ...] = ("worst", "iqm", "rank", "wins", "detectable", "improvement")
@@ -85,10 +83,10 @@ class Frame:
         """Return an axis label for the data set's key metric on a split."""
         return f"{split} {self.runs[0].metric.label}"
 
-    def scenario_labels(self) -> dict[str, str]:
-        """Return each scenario's label: its test domain if these all differ, else its name."""
+    def scenario_labels(self, split: str = "test") -> dict[str, str]:
+        """Return each scenario's label: its test domain if that tells it, else its name."""
         tests = {run.scenario: run.test for run in self.runs}
-        alike = len(set(tests.values())) < len(tests)
+        alike = split == UNSEEN or len(set(tests.values())) < len(tests)
         return {name: name if alike else domain_title(tests[name]) for name in sorted(tests)}
 
 
@@ -316,7 +314,7 @@ def _describe(
     known = first.metric.percent and any("id_test" in found for found in last if found)
     by_split = {part: _by_scenario(scenarios, part) for part in ("test", "val")}
     test, val = by_split["test"], by_split["val"]
-    both = len(val) == len(test) and CHOOSING.get(select) not in by_split
+    both = len(val) == len(test) and len(unseen_splits(select)) > 1
     several = len(test) > 1
     kinds: list[Summary] = [
         kind for kind in HEADS if several or kind not in (*_MANY, *("mean",) * (not both))
