@@ -150,6 +150,8 @@ def test_each_recipe_has_a_line_the_best_trained_first(tmp_path: Path) -> None:
     assert tally([found]).startswith("1 claim of papers: 0 hold, ")
     trained_to(tmp_path, "pardon", 0.5)
     assert recipes_of(claim(tmp_path))[0] == "pardon"  # the paper's own
+    trained_to(tmp_path, "features", 0.95)  # another track: frozen features
+    assert "features" not in recipes_of(claim(tmp_path))
 
 
 def test_a_recipe_without_enough_seeds_makes_way_for_one_with_a_test(tmp_path: Path) -> None:

@@ -1194,6 +1194,10 @@ def test_a_table_shows_the_complete_setup_of_the_highest_rank(tmp_path: Path) ->
     run("desktop", "fedavg", 2)
     assert shown() == ({"laptop"}, 100)
     assert shown("desktop") == ({"desktop"}, 20)
+    run("features", "fedavg", 3)  # complete, but another track than the paper's
+    run("features", "ccst", 4)
+    assert shown() == ({"laptop"}, 100)
+    assert shown("features")[0] == {"features"}
     run("desktop", "ccst", 2)
     assert shown() == ({"desktop"}, 20)
     run("pardon", "fedavg", 1)

@@ -31,7 +31,7 @@ from feddg_bench.analysis.tables.describe import (
 from feddg_bench.analysis.tables.generic import Frame, frames, trained
 from feddg_bench.analysis.tables.grid import Entry, Grid, text_grid
 from feddg_bench.analysis.tables.rows import FRAMES, Row, make_rows
-from feddg_bench.analysis.tables.setups import departures, own_choices
+from feddg_bench.analysis.tables.setups import departures, in_track, own_choices
 from feddg_bench.analysis.tables.writers import document
 from feddg_bench.common.titles import counted
 from feddg_bench.plugins import dataset_title
@@ -145,7 +145,8 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
     loose = description.model_copy(update={"where": where, "others": False})
     columns = measured_columns(loose, None)
     recipe = description.own_recipe
-    made = [(f, make_rows(name, loose, columns, f.runs, variants=True)) for f in of]
+    own = [frame for frame in of if in_track(frame.runs[0], recipe)]
+    made = [(f, make_rows(name, loose, columns, f.runs, variants=True)) for f in own]
     specs = {spec.label: spec for spec in description.rows if spec.where is not None}
     for number, group in enumerate(description.groups):
         tested = [c for c in columns if (c.group, c.split) == (number, _SPLIT)]

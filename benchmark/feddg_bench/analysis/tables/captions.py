@@ -11,7 +11,7 @@ from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
 from feddg_bench.analysis.tables.describe import Description
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
-from feddg_bench.analysis.tables.setups import FRAME, departing, modal, unlike_recipe
+from feddg_bench.analysis.tables.setups import FRAME, departing, is_frozen, modal, unlike_recipe
 from feddg_bench.common.titles import WITHOUT_EFFECT, backbone_title
 from feddg_bench.config.schema import LAYERS, PartitionSettings
 from feddg_bench.data.protocols import TITLES
@@ -494,8 +494,7 @@ def equal_rows(rows: Sequence[Row]) -> dict[Row, str]:
 
 def _trains_features(run: RecordedRun) -> bool:
     """Return whether a run trains layers below the classifier."""
-    frozen = run.get("backbone.trainable") == "head" or run.get("backbone.name") == "features"
-    return not frozen or any(run.get(f"backbone.{layer}") for layer in LAYERS)
+    return not is_frozen(run.settings) or any(run.get(f"backbone.{layer}") for layer in LAYERS)
 
 
 def other_rates(

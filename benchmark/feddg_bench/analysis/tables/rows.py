@@ -13,6 +13,7 @@ from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter
 from feddg_bench.analysis.tables.setups import (
     Setup,
     Variant,
+    in_track,
     least_departing,
     setups,
     split,
@@ -160,7 +161,8 @@ def of_setup(
 
     It is the setup of the recipe with the highest `rank` that is complete: it has a number in each
     cell for which any setup has one. If none is complete, it is the one with the most numbers.
-    ``recipe`` overrides this. All runs count if the description filters by recipe.
+    Setups of another track than a paper's are left out (`in_track`). ``recipe`` overrides all this.
+    All runs count if the description filters by recipe.
 
     The description is `in_frame_of` the setup.
     """
@@ -170,7 +172,10 @@ def of_setup(
         return description, runs
     made = []
     free = {key: where for key, where in description.where.items() if not key.startswith(FRAMES)}
-    for setup in setups(fitting(runs, free)):
+    fit = fitting(runs, free)
+    if description.paper and recipe is None:
+        fit = [run for run in fit if in_track(run, description.own_recipe)]
+    for setup in setups(fit):
         if recipe in (None, setup.recipe):
             adapted = in_frame_of(setup.runs[0], description)
             rows = make_rows("", adapted, measured_columns(adapted, None), setup.runs)

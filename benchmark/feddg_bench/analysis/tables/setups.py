@@ -86,6 +86,21 @@ def usual_settings(recipe: str, dataset: str, method: str = "") -> Mapping[str, 
     return flatten(settings.model_dump(mode="json"))
 
 
+def is_frozen(settings: Mapping[str, Any]) -> bool:
+    """Return whether settings, by dotted key, train a classifier alone, on frozen features.
+
+    Such runs are a track of their own: papers' tables fine-tune all layers.
+    """
+    return settings.get("backbone.trainable") == "head" or (
+        settings.get("backbone.name") == "features"
+    )
+
+
+def in_track(run: RecordedRun, recipe: str) -> bool:
+    """Return whether a run is in the track of a paper's recipe, frozen or fine-tuned."""
+    return is_frozen(run.settings) == is_frozen(usual_settings(recipe, run.dataset) or {})
+
+
 def departing(run: RecordedRun, aside: Collection[str] = ()) -> dict[str, Difference]:
     """Return how a run departs from its recipe; empty if the recipe is unavailable.
 
