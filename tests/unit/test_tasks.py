@@ -52,6 +52,7 @@ ABLE = [
     "dann",
     "ditto",
     "erm",
+    "fdse",
     "fedavg",
     "fedbn",
     "feddg_ga",
