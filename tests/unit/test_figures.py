@@ -440,7 +440,10 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
         ("PARDON", "2.0"),
         ("FedAvg", "3.0"),
     ]
-    assert picture.notes == ()  # none for a method on one data set only
+    assert picture.notes == tuple(  # none for a method on one data set only
+        f"Spearman's correlation of 3 methods, {pair}: +1.00"
+        for pair in ("Digits4 and PACS", "Digits4 and RotatedMNIST", "PACS and RotatedMNIST")
+    )
     said = picture.figure.legends[0].get_title().get_text()
     assert "3 data sets are few" in said
     assert "p = 0.05" in said  # Friedman's statistic is 6 with two degrees of freedom

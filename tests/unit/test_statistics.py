@@ -32,6 +32,7 @@ from feddg_bench.records.statistics import (
     is_blind,
     most_losses,
     needed,
+    rank_correlation,
     simultaneous,
     t_interval,
     t_test,
@@ -263,6 +264,19 @@ def test_ranks_and_what_they_tell_apart_are_those_of_scikit_posthocs(
     apart = np.abs(places[:, None] - places) > critical_difference(methods, datasets)
     assert (apart == (p_values < 0.05)).all()
     assert 0 < apart.sum() < apart.size - methods
+
+
+def test_a_rank_correlation_has_the_interval_of_bonett_and_wright() -> None:
+    other = np.array([2, 1, 4, 3, 7, 5, 6.0])  # squared differences of ranks add to 10
+    found = rank_correlation(np.arange(7.0), other)
+    assert found.text(4) == "0.8214 [0.0279, 0.9799]"
+    assert math.isnan(rank_correlation(np.arange(3.0), np.arange(3.0)).low)
+    generator = np.random.default_rng(0)
+    true, hits = 6 / math.pi * math.asin(0.6 / 2), 0
+    for one, noise in generator.normal(size=(400, 2, 12)):
+        interval = rank_correlation(one, 0.6 * one + 0.8 * noise)
+        hits += interval.low <= true <= interval.high
+    assert 0.92 <= hits / 400 <= 0.98
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

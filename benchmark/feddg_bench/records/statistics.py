@@ -631,3 +631,23 @@ def average_ranks(
         for n, rank in zip(whole, above.sum(axis=1).mean(axis=1), strict=True):
             ranks[n] = float(rank + 0.5)  # a row ties with itself
     return ranks
+
+
+def rank_correlation(one: _Values, other: _Values) -> Estimate:
+    """Return Spearman's correlation of two measurements of the same methods, with its interval.
+
+    The interval is that of Fisher's transformation, with the variance of Bonett and Wright
+    (Psychometrika 2000). It is about methods like these; the error of each mean is not part of it.
+
+    Args:
+        one: A number per method, [n].
+        other: The same on another data set, [n]; there is no interval for n < 4.
+    """
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
+    n, value = len(one), float(spearmanr(one, other).statistic)
+    if n < 4 or math.isnan(value) or abs(value) > 1 - 1e-9:
+        return Estimate(value)
+    half = _NORMAL * math.sqrt((1 + value**2 / 2) / (n - 3))
+    middle = math.atanh(value)
+    return Estimate(value, math.tanh(middle - half), math.tanh(middle + half))

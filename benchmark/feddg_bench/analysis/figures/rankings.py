@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ from feddg_bench.records.statistics import (
     LEVEL,
     deviation,
     performance_profile,
+    rank_correlation,
     smallest_difference,
 )
 
@@ -107,6 +109,7 @@ def critical_difference(methods: int, datasets: int) -> float:
 def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     """Draw average ranks over data sets with the critical difference (Demsar, JMLR 2006).
 
+    Notes state the rank correlation of each pair of data sets.
     Each data set counts once, with the recipe and federation that have the most runs. All have the
     protocol that allows the most comparisons, unless none has two methods on two data sets. Returns
     a sentence if no two methods share two data sets.
@@ -146,6 +149,13 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     rows = [(name, rank, *table[name]) for name, rank in found.items()]
     sheet = Sheet(("series", "average rank", *table.index), tuple(rows))
     notes = [note.replace("run of", "mean of") for note in notes]
+    notes += [
+        f"Spearman's correlation of {len(found)} methods, {one} and {other}: "
+        + rank_correlation(table.loc[one].to_numpy(), table.loc[other].to_numpy()).text(
+            2, signed=True
+        )
+        for one, other in combinations(table.index, 2)
+    ]
     return Picture(f"ranks{choice.suffix}", figure, sheet, tuple(notes))
 
 
