@@ -16,22 +16,25 @@ from generators import ROOT, Page, table
 def pages() -> Iterator[Page]:
     """Yield a list of methods, one of data sets, and one page for each of both."""
     listed = []
-    for name in _ours("method", "methods/feddg_methods"):
+    for name in built_in("method"):
         card = _method(name)
         listed.append(card)
         yield Page(f"methods/{name}.md", card["text"])
     yield Page("methods/index.md", _list_of_methods(listed))
     sets = []
-    for name in _ours("data set", "datasets/feddg_datasets"):
+    for name in built_in("data set"):
         facts = _facts(name, load_dataset(name))
         sets.append(facts)
         yield Page(f"datasets/{name}.md", _dataset(facts))
     yield Page("datasets/index.md", _list_of_data_sets(sets))
 
 
-def _ours(kind: str, folder: str) -> list[str]:
+FOLDERS = {"method": "methods/feddg_methods", "data set": "datasets/feddg_datasets"}
+
+
+def built_in(kind: str) -> list[str]:
     """Return the names of this repository's plugins, without those of other packages."""
-    return [name for name in names(kind) if (ROOT / folder / f"{name}.py").is_file()]
+    return [name for name in names(kind) if (ROOT / FOLDERS[kind] / f"{name}.py").is_file()]
 
 
 def _method(name: str) -> dict[str, str]:

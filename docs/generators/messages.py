@@ -1,0 +1,38 @@
+"""The messages that methods declare, from their outlines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from generators import Page, table
+from generators.cards import built_in
+
+from feddg_bench.plugins import method_title, outline
+
+
+def pages() -> Iterator[Page]:
+    """Yield one page with a table of all methods."""
+    text = """# Messages
+
+The content that each method declares, by client function; all other content is refused. [Your own
+method](../tutorials/methods.md#messages) explains the forms. Cards of [methods](methods/index.md)
+show sizes in bytes. The server sends `weights`, the global model, with every request that needs it.
+
+"""
+    rows = []
+    for name in built_in("method"):
+        method = outline(name)
+        sent = [
+            f"`{call}`: {_entries(entries)}" for call, entries in sorted(method.uplink.items())
+        ]
+        told = ", ".join(f"`{entry}`" for entry in method.downlink)
+        rows.append((f"[{method_title(name)}](methods/{name}.md)", "; ".join(sent), told or "-"))
+    text += table(("method", "client to server", "server to client, besides weights"), iter(rows))
+    yield Page("messages.md", text)
+
+
+def _entries(entries: object) -> str:
+    """Return the entries of a reply with the forms that the method declares."""
+    if not isinstance(entries, Mapping):
+        return ", ".join(f"`{entry}`" for entry in entries)
+    return ", ".join(f"`{k}`" + (f" ({form})" if form else "") for k, form in entries.items())
