@@ -11,7 +11,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-MODULES = ("commands", "settings", "recipes", "cards", "messages", "api", "records", "notebook", "repository")
+MODULES = (
+    "commands",
+    "settings",
+    "recipes",
+    "cards",
+    "messages",
+    "api",
+    "records",
+    "notebook",
+    "repository",
+)
 ROOT = Path(__file__).parents[2]
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from feddg_bench.plugins import method_title, outline
 from generators import Page, table
 from generators.cards import built_in
-
-from feddg_bench.plugins import method_title, outline
 
 
 def pages() -> Iterator[Page]:
@@ -22,9 +21,7 @@ show sizes in bytes. The server sends `weights`, the global model, with every re
     rows = []
     for name in built_in("method"):
         method = outline(name)
-        sent = [
-            f"`{call}`: {_entries(entries)}" for call, entries in sorted(method.uplink.items())
-        ]
+        sent = [f"`{call}`: {_entries(entries)}" for call, entries in sorted(method.uplink.items())]
         told = ", ".join(f"`{entry}`" for entry in method.downlink)
         rows.append((f"[{method_title(name)}](methods/{name}.md)", "; ".join(sent), told or "-"))
     text += table(("method", "client to server", "server to client, besides weights"), iter(rows))

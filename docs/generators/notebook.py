@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+
 from generators import ROOT, Page
 
 FOLDER = ROOT / "docs/tutorials"
