@@ -30,6 +30,14 @@ VARIANTS = [
     ("fediir", {"hyper": {"head": "mlp"}}),
     ("feddg_ga", {"hyper": {"variant": "pardon"}}),
     ("ppdg", {"hyper": {"granularity": "tensor"}}),
+    (
+        "gperxan",
+        {
+            "hyper": {"evaluation": "batch"},
+            "backbone": {"name": "resnet18"},
+            "train": {"batch_size": 16, "lr": 0.001},
+        },
+    ),
 ]
 BY_DAY = ("fedavg", "erm", "scaffold", "pardon")
 """FedAvg, a pooled method, one with client memory and one that sends before round 1."""

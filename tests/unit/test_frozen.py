@@ -38,6 +38,7 @@ def test_only_the_head_is_trained_and_sent():
         ("moon", HEAD, NOTHING_BELOW),
         ("coral", HEAD, NOTHING_BELOW),
         ("mmd", HEAD, NOTHING_BELOW),
+        ("gperxan", HEAD, NOTHING_BELOW),
         ("fedbn", HEAD, "the network has no batch normalisation"),
         ("fedbn", SMALL, "no batch normalisation is trained"),
         ("moon", {**HEAD, "hyper": {"proj_dim": 8}}, ""),

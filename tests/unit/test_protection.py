@@ -221,6 +221,7 @@ def test_what_each_method_can_have():
         "fedbn",
         "fedgma",
         "fediir",
+        "gperxan",
         "scaffold",
         "ncm",
         "ridge",

@@ -64,6 +64,7 @@ ABLE = [
     "fedprox",
     "fedsam",
     "fish",
+    "gperxan",
     "groupdro",
     "mixstyle",
     "mixup",
