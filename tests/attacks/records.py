@@ -32,22 +32,6 @@ ODD: tuple[Any, ...] = (
 )
 NUMBERS = ("NaN", "1e999", "-1e999", "-0.001", "1e400")
 """Written into a file literally."""
-UNSIGNED = {
-    "recipe": "a label, which is not part of the key",
-    "skipped": "whether a round's replies were used follows from nothing else",
-    "train": "means of losses, which only the clients knew",
-    "loss": "NaN is a loss that overflowed",
-    "cpu": "of the environment",
-    "workers": "of the environment",
-    "labels": "what a caption must mention",
-    "code": "what a footnote compares",
-    "fingerprint": "of images that are not here",
-    "once": "costs",
-    "seconds": "costs",
-    "bytes": "costs",
-    "tuned": "how settings were chosen",
-}
-"""Fields that nothing in a record contradicts if their form is right. Records are not signed."""
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -89,7 +73,7 @@ class Tables:
         self.root, self.pages = lab.folder(), ""
         others = (("fedavg", 0), ("moon", 0), ("moon", 1))
         save(self.root, *(record(name, seed=seed, every=2) for name, seed in others))
-        self.victim = record("fedavg", seed=1, every=2)
+        self.victim = record("fedavg", seed=1, every=2).sealed()
         self.path = self.root / "runs" / f"{self.victim.key}.json"
         self.without = self.cells()
         self.write(json.dumps(self.victim.as_json()))
@@ -143,45 +127,14 @@ def fields(lab: Lab) -> None:
     grid = edits(tables.victim.as_json())
     for name, path, text in islice(grid, 0, None, 1 if lab.full else 6):
         happened, held = tables.judge(text)
-        if held or not (happened == "another table" and UNSIGNED.keys() & {*path}):
+        if path != ("digest",) or not text.endswith('"digest": null}'):  # an early record
             lab.add(f"field {name}", happened, held)
 
 
 def whole(lab: Lab) -> None:
-    """Change rounds, evaluations, privacy and keys so that they contradict the settings."""
+    """Give a record a key twice: the last value wins for most readers."""
     tables = Tables(lab)
-    honest = tables.victim.as_json()
-
-    def attempt(attack: str, **changes: Any) -> None:
-        text = json.dumps({**honest, **changes}).replace("Infinity", "1e999")
-        lab.add(f"record: {attack}", *tables.judge(text))
-
-    rounds = honest["rounds"]
-    for number in range(len(rounds)):
-        attempt(f"{number} rounds", rounds=rounds[:number])
-    attempt("rounds from the second on", rounds=rounds[1:])
-    attempt("rounds twice", rounds=[*rounds, *rounds])
-    attempt("last round evaluated only", rounds=[{**r, "evaluation": None} for r in rounds[:-1]])
-    attempt("no evaluation", rounds=[{**r, "evaluation": None} for r in rounds])
-    for split in ("test", "val", "id_val"):
-        less = copy.deepcopy(rounds)
-        del less[-1]["evaluation"][split]
-        attempt(f"no {split} in the last round", rounds=less)
-    said = {
-        "mechanism": "dp_client",
-        "aggregation": "plain",
-        "protects": "a client",
-        "epsilon": 0.01,
-        "delta": 1e-5,
-        "accountant": "rdp",
-    }
-    for epsilon in (0.01, -3, float("nan"), float("inf"), None):
-        attempt(f"an epsilon of {epsilon} without noise", privacy={**said, "epsilon": epsilon})
-    attempt("an epsilon without delta", privacy={k: v for k, v in said.items() if k != "delta"})
-    for seconds in (-39.0, float("inf"), -3e8):
-        attempt(f"{seconds} seconds", time={**honest["time"], "seconds": seconds})
-        attempt(f"{seconds} MiB", time={**honest["time"], "peak_memory_mib": seconds})
-    text = json.dumps(honest)
+    text = json.dumps(tables.victim.as_json())
     twice = text.replace('"accuracy"', '"accuracy": 0.9990, "accuracy"', 1)
     lab.add("record: a key twice", *tables.judge(twice))
     turned = text[::-1].replace('"ycarucca"', ': 0999.0 ,"ycarucca"'[::-1], 1)[::-1]
@@ -264,14 +217,8 @@ def bombs(lab: Lab) -> None:
 
     zeros = lzma.compress(bytes(600 * 2**20))
     attempt("600 MiB packed into 90 kB", "records/a.jsonl.xz", lambda p: p.write_bytes(zeros))
-    many = lzma.compress(b"") * 20_000
-    attempt("20,000 streams", "records/a.jsonl.xz", lambda p: p.write_bytes(many))
     attempt("a sparse packed file of 6 GiB", "records/a.jsonl.xz", sparse)
     attempt("a sparse record of 6 GiB", "runs/a.json", sparse)
-    lists = b'{"rounds":[' + b"[]," * 1_000_000 + b"[]]}"
-    attempt("a million lists", "runs/a.json", lambda p: p.write_bytes(lists))
-    names = b'{"labels":{' + b",".join(b'"%d":1' % n for n in range(300_000)) + b"}}"
-    attempt("300,000 wrong labels", "runs/a.json", lambda p: p.write_bytes(names))
 
 
 def escapes(lab: Lab) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import compress
 from typing import Annotated, Any, Final, Literal, NotRequired, Self, TypeVar
 
@@ -17,8 +17,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetPydanticSchema,
     PlainSerializer,
-    PlainValidator,
     ValidationError,
 )
 from pydantic_core import from_json
@@ -26,10 +26,10 @@ from typing_extensions import TypedDict
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.titles import counted
-from feddg_bench.records import checks
+from feddg_bench.records.checks import fault_of_key
 from feddg_bench.records.measured import Evaluation as Evaluation
 from feddg_bench.records.measured import Measured, tabulate
-from feddg_bench.records.metrics import PERSONAL, Metric, find_metric, metrics_of
+from feddg_bench.records.metrics import METRICS, Metric, find_metric
 from feddg_bench.records.rules import SPLITS, split_metric
 from feddg_bench.records.sources import read_json
 
@@ -46,30 +46,37 @@ so that old records are written back unchanged."""
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(lambda v: math.nan if v is None else v)]
 """A number; NaN if it is not finite, for which files hold null because JSON has no such number."""
-Amount = Annotated[Number, AfterValidator(checks.check_amount)]
-"""A time or an amount of memory, NaN if it was not measured."""
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]+$")]
+
+
+def _numbers(evaluation: Evaluation) -> Evaluation:
+    """Return an evaluation, with NaN for null, which stands for a number that overflowed."""
+    for split, parts in evaluation.items():
+        for domain, measured in parts.items():
+            if type(measured.get("images")) is not int:
+                raise ValueError(f"{split}.{domain}: it does not say of how many images")
+            if {*map(type, measured.values())} <= {int, float}:
+                continue
+            for name, value in measured.items():
+                if isinstance(value, str) and name in METRICS:
+                    raise ValueError(f"{split}.{domain}: {name} is {value!r}, not a number")
+                measured[name] = math.nan if value is None else value
+    return evaluation
+
+
+_Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
+_Part = dict[str, _Whole | float | str | None]
 Measurements = Annotated[
     Evaluation,
-    PlainValidator(lambda evaluation: evaluation),  # all of a record are checked together
+    GetPydanticSchema(lambda _, schema: schema(dict[str, dict[str, _Part]])),
+    AfterValidator(_numbers),
     PlainSerializer(lambda evaluation: evaluation, return_type=dict[str, Any]),
 ]
 Several = Annotated[list[T], Field(fail_fast=True)]  # a million errors are reported as one
 
 
-def _few(most: int) -> BeforeValidator:
-    """Refuse larger dicts: each error in one takes a kilobyte to report."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > most:
-            raise ValueError(f"it holds {len(value)} names, more than {most}")
-        return value
-
-    return BeforeValidator(check)
-
-
-Named = Annotated[dict[str, T], _few(10_000)]
+Named = dict[str, T]
 
 
 class NewerError(DataError):
@@ -97,7 +104,7 @@ class DataRecord(RecordPart):
     """The images of a run."""
 
     fingerprint: Hash  # of the data set's content, or of its features
-    images: Annotated[dict[str, Named[Count]], _few(10)] = {}  # split -> domain -> number of images
+    images: dict[str, Named[Count]] = {}  # split -> domain -> number of images
     task: Later[str] = None  # what was learnt; early records lack it and are classifications
     metric: Later[str] = None  # the data set's key metric; early records lack it: accuracy
     # Test images of the largest class divided by those of the smallest, where the ratio is above
@@ -225,8 +232,8 @@ class TimeRecord(RecordPart):
 
     started: str | None = None
     finished: str | None = None
-    seconds: Amount = math.nan  # in total
-    peak_memory_mib: Amount = math.nan
+    seconds: Number = math.nan  # in total
+    peak_memory_mib: Number = math.nan
     flop: Later[Positive] = None  # floating point operations of all clients' work
     # Of some earlier records: operations per second of a matrix product, and `flop` over (seconds
     # of training times this rate). On a busy machine, both are too low, and unequally so.
@@ -283,7 +290,7 @@ class RunRecord(RecordPart):
     rounds: Several[RoundRecord] = []
     # Client -> main metric and images of its personal model after its last training, on its
     # ``client_test``, where a method has such models and this split has images.
-    personal: Later[Named[dict[str, Any]]] = None
+    personal: Later[Named[_Part]] = None
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()
     digest: Later[Hash] = None  # see `digest_of`; early records lack it
@@ -343,11 +350,12 @@ class RunRecord(RecordPart):
         scores = {split: self.score(split) for split in SPLITS}
         shown = [f"{k} {self.metric.text(v, 2)}" for k, v in scores.items() if v is not None]
         rounds, e = self.settings.get("federation", {}).get("rounds"), self.environment
+        last = max((entry.round for entry in self.rounds), default=0)
         return "\n".join(
             (
                 f"{self.method} on {self.dataset}, {self.protocol} {self.scenario.name}, seed "
                 f"{self.seed}, recipe {self.recipe}: run {self.key}",
-                f"{self.metric.label}, round {max(self._numbers(), default=0)} of {rounds}: "
+                f"{self.metric.label}, round {last} of {rounds}: "
                 + (", ".join(shown) or "not measured"),
                 f"{e.device or 'unknown device'}, {counted(e.workers, 'worker')}, "
                 f"{self.time.seconds:.1f} s, started {self.time.started or 'at an unknown time'}",
@@ -356,33 +364,17 @@ class RunRecord(RecordPart):
 
     __str__ = __repr__
 
-    def _numbers(self) -> list[int]:
-        return [entry.round for entry in self.rounds]
-
-    def _evaluated(self) -> list[tuple[int, Evaluation]]:
-        """Return the evaluations with the numbers of their rounds."""
-        return [(e.round, e.evaluation) for e in self.rounds if e.evaluation is not None]
-
     @classmethod
-    def parse(cls, data: str | bytes, key: str | None = None, *, finished: bool = True) -> Self:
-        """Return the record in a file's text; see `parse_with_table`."""
-        return cls.parse_with_table(data, key, finished=finished)[0]
+    def parse(cls, data: str | bytes, key: str | None = None) -> Self:
+        """Return the record in a file's text.
 
-    @classmethod
-    def parse_with_table(
-        cls, data: str | bytes, key: str | None = None, *, finished: bool = True
-    ) -> tuple[Self, Measured]:
-        """Return the record in a file's text and its evaluations, after checking it.
-
-        It must be complete and consistent. Names and settings must match the key, rounds and
-        evaluations must match settings and scenario, and privacy must match the settings. A record
-        that is not ``finished`` can lack the last rounds.
+        Its fields must have the right types, its key must be that of its settings, and its digest
+        that of its content.
 
         Raises:
             NewerError: If its format is not known.
-            DataError: If it is truncated or not a record, if a value is out of its range, if it
-                contradicts itself, its settings or its digest, or if its key is not ``key``; the
-                message is part of a sentence.
+            DataError: If it is truncated or not a record, if it changed after it was written, or if
+                its key is not ``key``; the message is part of a sentence.
         """
         values = read_json(data)
         try:
@@ -396,49 +388,18 @@ class RunRecord(RecordPart):
             where = ".".join(str(part) for part in first["loc"])
             what = first["msg"].removeprefix("Value error, ")
             raise DataError(f"{where}: {what}" if where else what) from error
-        evaluated = record._evaluated()
-        try:
-            table = tabulate(evaluated)
-            if record.personal:
-                tabulate([(0, {PERSONAL: record.personal})])  # raises if a value is wrong
-        except ValueError as error:
-            raise DataError(str(error)) from error
         if record.digest not in (None, digest_of(values)):
             raise DataError(
                 "it changed after it was written, because its digest is not that of its content: "
                 "restore the file, or run it again"
             )
-        if fault := record._fault(evaluated, table, finished=finished):
+        names = {name: getattr(record, name) for name in ("method", "dataset", "protocol", "seed")}
+        names["scenario"] = record.scenario.name
+        if fault := fault_of_key(record.settings, record.method_version, record.key, names):
             raise DataError(fault)
         if key not in (None, record.key):
             raise DataError(f"it holds the run {record.key}, not {key}")
-        return record, table
-
-    def _fault(
-        self, evaluated: Sequence[tuple[int, Evaluation]], table: Measured, *, finished: bool
-    ) -> str:
-        """Return the first contradiction as part of a sentence, or an empty string."""
-        settings, scenario = self.settings, self.scenario
-        names = {name: getattr(self, name) for name in ("method", "dataset", "protocol", "seed")}
-        roles = {"train": scenario.train, "test": (scenario.test,)}
-        roles |= {"val": (scenario.val,)} if scenario.val is not None else {}
-        main = next(iter(metrics_of(self.task)), "")
-        return (
-            checks.fault_of_names(settings, names | {"scenario": scenario.name})
-            or checks.fault_of_key(settings, self.method_version, self.key)
-            or checks.fault_of_rounds(settings, self._numbers(), finished=finished)
-            or checks.fault_of_evaluations(
-                settings,
-                roles,
-                self.data.images,
-                evaluated,
-                main,
-                made=len(self.rounds),
-                alike=table.alike,
-            )
-            or checks.fault_of_privacy(settings, dict(self.privacy) if self.privacy else None)
-            or checks.fault_of_personal(self.personal or {}, main)
-        )
+        return record
 
 
 def _as_dict(model: type[BaseModel]) -> Any:
@@ -462,15 +423,15 @@ class CountedRecord(RunRecord):
 
     rounds: Several[_as_dict(RoundRecord)] = []  # type: ignore[valid-type]
 
-    def _numbers(self) -> list[int]:
-        return [entry["round"] for entry in self.rounds]
-
-    def _evaluated(self) -> list[tuple[int, Evaluation]]:
-        return [
-            (entry["round"], entry["evaluation"])
-            for entry in self.rounds
-            if entry["evaluation"] is not None
-        ]
+    def measured(self) -> Measured:
+        """Return the evaluations as a table."""
+        return tabulate(
+            [
+                (entry["round"], entry["evaluation"])
+                for entry in self.rounds
+                if entry["evaluation"] is not None
+            ]
+        )
 
     def counts(self, table: Measured) -> dict[str, Any]:
         """Return numbers of the run and its rounds, by field of `RecordedRun`.

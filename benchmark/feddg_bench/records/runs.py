@@ -315,13 +315,14 @@ def _read_file(source: Source) -> Content:
     for line, text in enumerate(texts):
         try:
             key = None if source.packed else source.path.stem
-            record, measured = CountedRecord.parse_with_table(text, key)
+            record = CountedRecord.parse(text, key)
         except DataError as error:
             where = f"line {line + 1}: " if source.packed else ""
             said.append({"problem": printable(f"{where}{error}")[:LONGEST], "skipped": True})
             continue
         if unknown := record.unknown_fields():
             said.append({"problem": printable(", ".join(unknown))[:LONGEST], "skipped": False})
+        measured = record.measured()
         frame, values = measured.packed()
         numbers.append(values)
         head = _head(line, text, record) | record.counts(measured)

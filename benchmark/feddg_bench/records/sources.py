@@ -32,13 +32,7 @@ MIB = 2**20
 MOST_TEXT = 8 * MIB
 """Maximum bytes of records per packed file when writing; compression leaves an eighth or less."""
 LARGEST = 64 * MIB
-"""Maximum unpacked size of a packed file in bytes."""
-LARGEST_RECORD = 32 * MIB
-MOST_VALUES = 2**20
-"""Maximum bytes and values of one record: 200 times those of a record of 50 rounds. A parsed value
-takes up to 300 bytes, so with these limits a reader stays below 512 MiB."""
-MOST_STREAMS = 1000
-"""Maximum number of streams in a packed file: each takes some time, however small it is."""
+"""Maximum bytes of a file of records, unpacked."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +59,10 @@ class Source:
         if not self.stamp:
             raise DataError("it is no regular file")
         try:
-            data = read_record(self.path, LARGEST if self.packed else LARGEST_RECORD)
+            data = read_record(self.path)
         except OSError as error:
             raise DataError(f"it cannot be read: {error.strerror}") from error
-        texts = tuple(_lines(self.name, data)) if self.packed else (data,)
-        if max(map(len, texts), default=0) > LARGEST_RECORD:
-            raise DataError(f"a line of it is longer than {LARGEST_RECORD // MIB} MiB")
-        return texts
+        return tuple(_lines(self.name, data)) if self.packed else (data,)
 
     def text(self, line: int) -> bytes:
         """Return the text of one record, 0 in a file with only one; raises as `texts` does."""
@@ -81,17 +72,17 @@ class Source:
 _unpacked = lru_cache(maxsize=8)(Source.texts)
 
 
-def read_record(path: Path, most: int = LARGEST_RECORD) -> bytes:
+def read_record(path: Path) -> bytes:
     """Return the content of a file of records.
 
     Raises:
-        DataError: If it is larger than such files are; the message is part of a sentence.
+        DataError: If it is larger than `LARGEST`; the message is part of a sentence.
         OSError: If it cannot be read.
     """
     with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise DataError(f"it is larger than {most // MIB} MiB, and no file of records is")
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise DataError(f"it is larger than {LARGEST // MIB} MiB, and no file of records is")
     return data
 
 
@@ -107,11 +98,10 @@ def unpack_streams(data: bytes) -> bytes:
         DataError: If a stream is incomplete, if there is other data, or if the content is larger
             than `LARGEST`; the message is part of a sentence.
     """
-    view, parts, at, room, streams = memoryview(data), [], 0, LARGEST, 0
-    while at < len(data) or not streams:
+    view, parts, at, room = memoryview(data), list[bytes](), 0, LARGEST
+    while at < len(data) or not parts:
         if not data.startswith(b"\xfd7zXZ\0", at):
             raise DataError(f"it is no whole xz file: something else begins at byte {at}")
-        streams += 1
         unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=128 * MIB)
         try:
             while not unpacker.eof and at < len(data):
@@ -119,11 +109,10 @@ def unpack_streams(data: bytes) -> bytes:
                 parts.append(unpacker.decompress(block, max_length=room + 1))
                 room -= len(parts[-1])
                 at += len(block) - len(unpacker.unused_data)
-                if room < 0 or streams > MOST_STREAMS:
+                if room < 0:
                     raise DataError(
-                        f"it unpacks to more than {LARGEST // MIB} MiB, or has more than "
-                        f"{MOST_STREAMS} streams; `xz -dc` and `split --line-bytes=8M` make parts "
-                        f"of it that can be read"
+                        f"it unpacks to more than {LARGEST // MIB} MiB; `xz -dc` and "
+                        f"`split --line-bytes=8M` make parts of it that can be read"
                     )
         except lzma.LZMAError as error:
             raise DataError(f"it is no whole xz file: {error}") from error
@@ -138,13 +127,10 @@ def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        DataError: If it is not JSON, if it holds far more values than records do, or if an object
-            in it has a duplicate key, whose value depends on the reader; the message is part of a
-            sentence.
+        DataError: If it is not JSON, or if an object in it has a duplicate key, whose value depends
+            on the reader; the message is part of a sentence.
     """
     data = text.encode() if isinstance(text, str) else text
-    if len(data) > MOST_VALUES and data.count(b",") > MOST_VALUES:
-        raise DataError(f"it holds more than {MOST_VALUES:,} values, and no record does")
     try:
         return jiter.from_json(data, catch_duplicate_keys=True)
     except ValueError as error:

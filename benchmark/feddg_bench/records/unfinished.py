@@ -30,7 +30,7 @@ def begun_record(path: Path) -> RunRecord:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, LARGEST)))
         tree = json.loads(header["__metadata__"]["tree"])
-        return RunRecord.parse(json.dumps(_plain(tree["record"])), path.stem, finished=False)
+        return RunRecord.parse(json.dumps(_plain(tree["record"])), path.stem)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError("it cannot be read") from error
 

@@ -213,7 +213,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if not isinstance(state, dict):
             raise DataError("it holds no run")
         try:
-            record = RunRecord.parse(json.dumps(state.get("record")), finished=False)
+            record = RunRecord.parse(json.dumps(state.get("record")))
         except DataError as error:
             raise DataError(f"of its record {error}") from error
         if record.key != path.stem:
