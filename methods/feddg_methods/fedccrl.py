@@ -172,7 +172,7 @@ class FedCCRL(Method):
             pool = images[:0] if self.alone else self.client.broadcast["pool"]
             if not len(pool):  # no other client sent any: use the batch's own, as MixStyle does
                 pool = torch.stack(own, dim=1)
-            rows = draw_rows(len(pool), len(images), generator)
+            rows = self.chosen(len(pool), len(images), generator)
             mean, std = rows_on_device(pool, rows, images.device).unbind(1)  # [B, 3] each
             (mix,) = on_device([draw_beta(s.alpha, len(images), generator)], images.device)
             images = _moved(images, own, mean, std, mix)
@@ -180,6 +180,10 @@ class FedCCRL(Method):
             pixels = to_bytes(images, clamp=s.clamp)
             images = augmix(pixels, generator, chains=s.chains, per_image=s.per_image) / 255
         return images
+
+    def chosen(self, count: int, size: int, generator: torch.Generator) -> Tensor:
+        """Return the rows, of ``count`` in the pool, whose styles ``size`` images take on."""
+        return draw_rows(count, size, generator)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         s = self.settings
