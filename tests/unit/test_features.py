@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 from dataclasses import replace
@@ -329,11 +330,31 @@ def test_texts_are_encoded_by_the_text_tower_and_kept_with_the_model(
 ) -> None:
     package, model = ModuleType("open_clip"), Clip()
     package.__spec__ = ModuleSpec("open_clip", None)
-    package.create_model = lambda *_, **__: model
+    package.list_models = lambda: ["ViT-B-16"]
+    package.list_pretrained_tags_by_model = lambda _: ["openai"]
+
+    def create(arch: str, pretrained: str, force_image_size: int) -> Clip:
+        assert (arch, pretrained, force_image_size) == ("ViT-B-16", "openai", SIDE)
+        logging.warning("as open_clip does")  # adds a handler to the root logger if it has none
+        return model
+
+    package.create_model = create
     package.get_tokenizer = lambda _: lambda texts: torch.tensor([len(text) for text in texts])
     monkeypatch.setitem(sys.modules, "open_clip", package)
     dataset, name = make_dataset("digits4"), "open_clip:ViT-B-16/openai"
+    for wrong, words in (
+        (
+            "ViT-B-61/openai",
+            "unknown architecture of open_clip 'ViT-B-61'; did you mean 'ViT-B-16'",
+        ),
+        ("ViT-B-16", "no weights '' of ViT-B-16; it has openai: name one of them"),
+    ):
+        with refused(SettingsError, words):
+            build_encoder(f"open_clip:{wrong}", SIDE)
     made = encoding(encoder=name)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    build_encoder(name, SIDE)
+    assert not logging.getLogger().handlers
     store = open_features(encode_dataset(dataset, made, build_encoder(name, SIDE), tmp_path), 1797)
     tokens = torch.tensor([len(dataset.prompt(each)) for each in dataset.classes])
     wanted = model.texts(tokens).detach()

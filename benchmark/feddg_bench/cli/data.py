@@ -340,7 +340,7 @@ def encode_command(
         f"{dataset} at {store.size} px by {store.encoder}: {images:,} images, "
         f"{counted(shown, 'view')}, {width:,} features, {time.monotonic() - started:.0f} s\n"
         f"{path}\ncontents: {store.fingerprint}, weights: {store.weights[:16]}"
-        + f", text: {counted(len(store.text), 'class')}"
+        + f", texts of {len(store.text)} classes"
         * bool(len(store.text))
     )
     if not opened.classes:

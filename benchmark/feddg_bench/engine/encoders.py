@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,8 +110,10 @@ def _torchvision(name: str, size: int, weights: Path | None) -> Encoder:
     net = get_model(name, weights=own if weights is None else None, **more)
     if weights is not None:
         net.load_state_dict(load_tensors(weights))
-    *_, last = [each for each, layer in net.named_modules() if isinstance(layer, nn.Linear)]
-    net.set_submodule(last, nn.Identity())
+    linear = [each for each, layer in net.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise ValueError("its classifier is no linear layer")
+    net.set_submodule(linear[-1], nn.Identity())
     made = own.transforms()
     mean, std = NORMALISATIONS["imagenet"]
     return Encoder(net, (tuple(getattr(made, "mean", mean)), tuple(getattr(made, "std", std))))
@@ -119,14 +123,36 @@ def _open_clip(name: str, size: int, weights: Path | None) -> Encoder:
     open_clip: Any = import_module("open_clip")
 
     arch, _, tag = name.partition("/")
-    source = tag if weights is None else str(weights)
-    model: Any = open_clip.create_model(arch, pretrained=source, force_image_size=size)
-    tokens = open_clip.get_tokenizer(arch)
+    if arch not in (known := open_clip.list_models()):
+        raise SettingsError(unknown("architecture of open_clip", arch, known))
+    tags = open_clip.list_pretrained_tags_by_model(arch)
+    if weights is None and tag not in tags:
+        raise SettingsError(
+            f"open_clip has no weights {tag!r} of {arch}; it has "
+            f"{', '.join(tags) or 'none'}: name one of them, or give a file with --weights"
+        )
+    with _root_handlers_kept():
+        model: Any = open_clip.create_model(
+            arch, tag if weights is None else str(weights), force_image_size=size
+        )
+        tokens = open_clip.get_tokenizer(arch)
     encoder = Encoder(model.visual, (model.visual.image_mean, model.visual.image_std))
     encoder.model = model  # so that the text tower is part of the hash
     encoder.texts = lambda texts: model.encode_text(tokens(list(texts)))
     encoder.logit_scale = float(model.logit_scale.detach().exp())
     return encoder
+
+
+@contextmanager
+def _root_handlers_kept() -> Iterator[None]:
+    """Keep a package that logs by the root logger from choosing how all messages look."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    root.addHandler(logging.NullHandler())  # else its first message would add another
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
 
 
 def encoder_digest(encoder: nn.Module) -> str:
