@@ -39,6 +39,7 @@ class DANN(DomainBatches):
     hides this domain from the averaged discriminator, which knows the others.
     """
 
+    acts_on = "features"
     group = "alignment"
     tasks = ("classification", "regression")
     title = "DANN"

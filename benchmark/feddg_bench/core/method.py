@@ -178,7 +178,9 @@ class Method(LightningModule):
         private = self.local + (tuple(norm) if bn == "local" else ())
         self.state = ModuleState(self, private=private, constant=constant)
         self.federated, self.trainable = self.state.federated, self.state.trainable
-        below = [name for name in self.trainable if not name.startswith("classifier.")]
+        plain = type(self).features is Method.features  # else they can pass layers of the method
+        inside = [name for name in self.trainable if not name.startswith("classifier.")]
+        below = [name for name in inside if name.startswith("backbone.") or not plain]
         there = {"": True, "maps": True, "features": bool(below), "batch_norm": bool(norm)}[
             self.acts_on
         ]
