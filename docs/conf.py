@@ -45,6 +45,7 @@ html_theme = "furo"
 html_title = "feddg-bench"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["sort.js"]
 html_copy_source = False
 html_show_sourcelink = False
 

@@ -20,6 +20,8 @@ MODULES = (
     "api",
     "records",
     "notebook",
+    "leaderboards",
+    "suites",
     "repository",
 )
 ROOT = Path(__file__).parents[2]

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from feddg_bench.cli.lists import _declared, _facts, _text, _value
 from feddg_bench.common.files import shipped
-from feddg_bench.config.layers import dotted_fields, paragraph
+from feddg_bench.config.layers import dotted_fields
 from feddg_bench.extensions import extensions
-from feddg_bench.plugins import load_dataset, method_title, names, outline
+from feddg_bench.plugins import load_dataset, names, outline
 from feddg_bench.runs import cards
 from generators import ROOT, Page, table
+from generators.overview import method_table
 
 
 def pages() -> Iterator[Page]:
     """Yield a list of methods, one of data sets, and one page for each of both."""
-    listed = []
-    for name in built_in("method"):
-        card = _method(name)
-        listed.append(card)
-        yield Page(f"methods/{name}.md", card["text"])
-    yield Page("methods/index.md", _list_of_methods(listed))
+    methods = built_in("method")
+    for name in methods:
+        yield Page(f"methods/{name}.md", _method(name))
+    yield Page("methods/index.md", _list_of_methods(methods))
     sets = []
     for name in built_in("data set"):
         facts = _facts(name, load_dataset(name))
@@ -37,7 +36,7 @@ def built_in(kind: str) -> list[str]:
     return [name for name in names(kind) if (ROOT / FOLDERS[kind] / f"{name}.py").is_file()]
 
 
-def _method(name: str) -> dict[str, str]:
+def _method(name: str) -> str:
     method = outline(name)
     request = cards.card_request({"method": name})
     (plan,) = request.one_scenario().plan(check=False)
@@ -48,31 +47,17 @@ def _method(name: str) -> dict[str, str]:
     folders = [shipped("results")]
     text += cards.protection_text(method)
     text += "".join(extension.card(name, method, folders) for extension in extensions())
-    text += cards.results_text(name, folders)
-    links = ", ".join(f"[{n}]({paper['link']})" for n, paper in enumerate(told["papers"], 1))
-    about = paragraph(method.doc.partition("\n")[0])
-    title = method_title(name)
-    return {
-        "name": name,
-        "title": title,
-        "about": about,
-        "group": method.group,
-        "papers": links,
-        "text": text,
-    }
+    return text + cards.results_text(name, folders)
 
 
-def _list_of_methods(cards: list[dict[str, str]]) -> str:
-    rows = (
-        (f"[`{c['name']}`]({c['name']}.md)", c["title"], c["group"], c["about"], c["papers"])
-        for c in cards
-    )
+def _list_of_methods(names: list[str]) -> str:
     return f"""# Methods
 
-{len(cards)} methods. `feddg-bench methods show NAME` prints the card of one, also of your own.
+{len(names)} methods. The name of a method leads to its card; `feddg-bench methods show NAME` prints
+it, also of your own method. [Other suites](../suites.md) have other methods.
 
-{table(("name", "title", "group", "what it is", "papers"), rows)}
-{_contents(c["name"] for c in cards)}"""
+{method_table(names)}
+{_contents(names)}"""
 
 
 def _dataset(facts: dict[str, object]) -> str:
@@ -108,6 +93,6 @@ def _list_of_data_sets(sets: list[dict[str, object]]) -> str:
 {_contents(str(facts["name"]) for facts in sets)}"""
 
 
-def _contents(pages: Iterator[str]) -> str:
+def _contents(pages: Iterable[str]) -> str:
     """Return a table of contents that only the sidebar shows."""
     return "```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
