@@ -266,9 +266,9 @@ def personalised(
     found: dict[str, Weights] = {client: {} for client in sent}
     for name in names:
         phi = torch.stack([tensors[name] for tensors in sent.values()])
-        flat = phi.flatten(1)
-        q = nn.functional.normalize(flat.double())
-        mixed = (torch.softmax(q @ q.T / tau, 1) @ flat.double()).to(phi.dtype).view_as(phi)
+        flat = phi.flatten(1).cpu().double()  # some devices have no float64
+        q = nn.functional.normalize(flat)
+        mixed = (torch.softmax(q @ q.T / tau, 1) @ flat).to(phi).view_as(phi)
         for client, row in zip(found, mixed, strict=True):
             found[client][name] = row.clone()
     return found

@@ -316,8 +316,8 @@ class FederationSettings(Section):
     server_lr: float = Field(1.0, gt=0)
     """Step from the old global model towards the aggregate; trainable parameters only."""
     average_rounds: int | None = Field(None, ge=1, le=MANY)
-    """Evaluate and keep the mean of the global models of the last n rounds, of those so far in
-    earlier ones of them; null for the global model itself. Training does not change."""
+    """Evaluate and keep, in the last n rounds, the mean of their global models so far; null for the
+    model of the round. Training does not change."""
     unseen_clients: int = Field(0, ge=0, le=MANY)
     """Clients of the training domains, drawn by the seed, that never train: all of their images are
     evaluated."""
