@@ -17,6 +17,8 @@ from feddg_bench.config.schema import GpuSettings, Resources, RunSettings
 from feddg_bench.engine.devices import find_devices, open_executor
 from feddg_bench.engine.executors import Executor, SerialExecutor
 from feddg_bench.engine.gpu import GIB, check_gpus, placement, training_memory, use_gpu
+from feddg_bench.runs import outlook
+from feddg_bench.runs.request import Request
 from feddg_bench.testing import start_toy_run, toy_settings
 from tests.helpers import pixel, same_on
 from tests.standin.conftest import METHODS, UNCROPPED
@@ -258,6 +260,41 @@ def test_too_little_memory_is_one_sentence(
     assert done.code == 2
     assert "0.2 GiB" in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "said"),
+    [
+        (
+            ONE,
+            {"hyper.style": "pixel", "evaluation.every": 1, "rounds": 9},
+            "faster on this GPU, but the numbers change: gpu.tf32=true, "
+            "train.precision=bf16-mixed, evaluation.every=5, hyper.transfer=cached",
+        ),
+        (
+            ONE,
+            {"hyper.style": "pixel", "hyper.transfer": "cached", "gpu.tf32": True, "rounds": 4},
+            "faster on this GPU, but the numbers change: train.precision=bf16-mixed",
+        ),
+        (ONE, {"method": "fedavg", "train.precision": "bf16-mixed", "evaluation.every": 5}, None),
+        ("cpu", {"hyper.style": "pixel"}, None),
+    ],
+    ids=str,
+)
+def test_settings_that_are_faster_on_a_gpu_are_named_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch, device: str, settings: dict[str, Any], said: str | None
+) -> None:
+    monkeypatch.setattr(outlook, "expected_seconds", lambda *_: 1.0)
+    method, given = settings.get("method", "pardon"), {**settings}
+    given.pop("method", None)
+    here, there = (
+        Request(method, scenario="ip-o-c", settings=given, resources=Resources(device=name))
+        for name in (device, "cpu")
+    )
+    plans = here.plan(check=False)
+    lines = list(outlook.outlook(plans, here.resources))
+    assert lines[1:-1] == ([] if said is None else [said])
+    assert [plan.key for plan in plans] == [plan.key for plan in there.plan(check=False)]
 
 
 def test_portable_and_gpus_exclude_each_other() -> None:

@@ -238,6 +238,24 @@ def test_readings_change_the_key_and_not_that_of_quick():
     assert femnist[0] != femnist[1]
 
 
+def test_pardon_cached_is_pardon_with_settings_that_are_faster_on_a_gpu():
+    faster = {
+        "train.precision": "bf16-mixed",
+        "gpu.tf32": True,
+        "evaluation.every": 5,
+        "hyper.transfer": "cached",
+    }
+    for method in ("pardon", "fedsr", "scaffold"):
+        theirs, ours = (
+            dotted(merge(*load_recipe(recipe, "pacs", method)))
+            for recipe in ("pardon", "pardon-cached")
+        )
+        own = {
+            key: value for key, value in faster.items() if method == "pardon" or "hyper" not in key
+        }
+        assert ours == theirs | own
+
+
 def test_every_recipe_gives_scaffold_a_rate_for_sgd():
     for recipe in recipe_names():
         for dataset in read_recipe(recipe).datasets or ():

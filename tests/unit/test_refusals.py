@@ -238,8 +238,9 @@ RECIPES = [
     (
         {"train": {}},
         "unknown setting 'train'",
-        "Known: conclusive, datasets, description, methods, rank, settings",
+        "Known: conclusive, datasets, description, like, methods, rank, settings",
     ),
+    ({"like": "pardon-cachd"}, "mine.yaml: unknown recipe 'pardon-cachd'; did you mean 'pardon-"),
 ]
 """Changes of a recipe for digits4."""
 

@@ -36,6 +36,7 @@ class _Recipe(Section):
     """A recipe file: settings for all data sets, and those for single data sets or methods."""
 
     description: str = ""
+    like: str | None = None  # a shipped recipe, into whose content this one is merged
     conclusive: bool = True  # whether its runs are trained far enough to compare methods
     rank: int = 0  # papers' tables show the highest: 3 a paper's setup, 2 trained far, 1 less so
     settings: dict[str, Any] | None = None
@@ -82,6 +83,11 @@ def recipe_rank(recipe: str) -> int:
 
 def _read(path: Path) -> _Recipe:
     layer = load_layer(path, "recipe")
+    if (base := layer.get("like")) is not None:
+        if base not in recipe_names():
+            raise SettingsError(f"recipe {path}: {unknown('recipe', str(base), recipe_names())}")
+        base_path = find_yaml("recipe", "sweeps/recipes", base)
+        layer = merge(load_layer(base_path, "recipe"), layer)
     try:
         return validate(_Recipe, layer)
     except SettingsError as error:

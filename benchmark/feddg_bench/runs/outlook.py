@@ -44,6 +44,12 @@ def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
     for words, names in methods.items():
         yield f"setup: {', '.join(names)}: {words}" if len(methods) > 1 else f"setup: {words}"
     if plans and resources.engine == "processes":
+        if find_devices(resources.device)[0] != "cpu" and (settings := _faster(plans)):
+            cached = any(plan.recipe == "pardon" for plan in plans)
+            yield (
+                f"faster on this GPU, but the numbers change: {', '.join(settings)}"
+                + "; recipe pardon-cached has these" * cached
+            )
         try:
             seconds = expected_seconds(plans, resources)
         except FeddgError:
@@ -66,6 +72,21 @@ def _set_up(plan: Plan) -> str:
     if encoder := s.features.encoder:
         network = network_title(s.backbone.name, encoder, s.data.image_size, s.backbone.hidden)
     return f"{network}, {rounds}, {who}"
+
+
+def _faster(plans: Sequence[Plan]) -> list[str]:
+    """Return settings with which a GPU is faster and which some of the runs do not have."""
+    found: dict[str, None] = {}
+    for s in (plan.settings for plan in plans):
+        exact = s.train.precision == "32-true"
+        lacking = {
+            "gpu.tf32=true": exact and not s.gpu.tf32,
+            "train.precision=bf16-mixed": exact,
+            "evaluation.every=5": s.evaluation.every < 5 <= s.federation.rounds,
+            "hyper.transfer=cached": s.hyper.get("transfer") == "online",
+        }
+        found |= dict.fromkeys(setting for setting, missing in lacking.items() if missing)
+    return [*found]
 
 
 def expected_seconds(plans: Sequence[Plan], resources: Resources) -> float:
