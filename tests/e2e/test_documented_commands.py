@@ -33,6 +33,8 @@ DRY = ("run", "sweep", "tune")
 """These train for long, or need a GPU, a cluster or real images: they run with ``--dry-run``."""
 
 STOPPED = {
+    "--install-completion": "typer.completion.install",
+    "--show-completion": "typer.completion.get_completion_script",
     "attack": "feddg_attacks.judges.open_judges",
     "profile": "feddg_bench.runs.time_profile.profile",
     "data download vgg19": "feddg_bench.data.fetch.style_networks.obtain_weights",
@@ -54,6 +56,8 @@ PARSED = (
     "data show pacs",
     "run --methods all --dataset pacs --recipe laptop --tuned",
     "run --dataset planted_tint --method ccst",
+    "run --method fedavg,fedprox --num-seeds 3 --portable",
+    "run --method fedavg --scenario ip-o-c --seeds 0 --portable",
     "sweep strength",
     "figures strength",
 )

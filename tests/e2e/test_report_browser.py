@@ -1,4 +1,7 @@
-"""The report in headless Chromium: it opens, sorts, filters, shows runs, and requests nothing."""
+"""The report in headless Chromium: it opens, sorts, filters, shows runs, and requests nothing.
+
+The script of the site sorts its tables, too.
+"""
 
 from __future__ import annotations
 
@@ -485,3 +488,32 @@ def test_dark_and_light_are_readable(report: Report) -> None:
         found = report.js(measure)
         assert len(found) > 100
         assert min(found) >= 4.5
+
+
+TABLE = """<!doctype html><script>{}</script>
+<table class="sortable"><thead><tr><th>method<th>mean<th>bytes</thead>
+<tbody><tr><td>PARDON<td>+1.3 [-0.5, +3.1]<td>1,000
+<tr><td>afl<td>reference<td>9; once 24
+<tr><td>FedAvg <sup>1</sup><td>-2 <sup>1</sup><td>20
+<tr><td>Ditto<td>&ndash;<td></table>
+<details id="runs-ditto"><summary>Ditto</summary>keys</details>"""
+
+
+def test_tables_of_the_site_sort_by_numbers_and_texts_and_links_open_runs(
+    browser: Any, tmp_path: Path
+) -> None:
+    script = (Path(__file__).parents[2] / "docs/static/sort.js").read_text()
+    (tmp_path / "page.html").write_text(TABLE.format(script))
+    browser.get(f"{(tmp_path / 'page.html').as_uri()}#runs-ditto")
+    assert browser.execute_script("return document.querySelector('details').open")
+
+    def order(column: int) -> str:
+        browser.execute_script(f"document.querySelectorAll('th')[{column}].click()")
+        first = "[...document.querySelectorAll('tbody tr')].map(r => r.cells[0].innerText[0])"
+        return str(browser.execute_script(f"return {first}.join('')"))
+
+    assert [order(0), order(0)] == ["aDFP", "PFDa"]
+    assert [order(1), order(1)] == ["PFaD", "FPaD"]  # texts after numbers, nothing at the end
+    assert [order(2), order(2)] == ["PFaD", "aFPD"]
+    heads = "return [...document.querySelectorAll('th')].map(h => h.getAttribute('aria-sort'))"
+    assert browser.execute_script(heads) == [None, None, "ascending"]
