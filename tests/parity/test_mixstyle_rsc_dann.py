@@ -33,14 +33,18 @@ def test_stages_give_maps_of_falling_resolution(name):
     """The rest of the network, which `after` copies, makes the same features of such maps."""
     backbone = build_backbone(BackboneSettings(name=name, pretrained=False)).eval()
     given = []
-    for stage in backbone.stages:
+    hooks = [
         stage.register_forward_hook(lambda _layer, _inputs, out: given.append(out.clone()))
+        for stage in backbone.stages
+    ]
     side = 28 if name in ("lenet", "femnist_cnn", "domainbed_mnist") else 64
     with torch.no_grad():
         features = backbone(torch.zeros(2, 3, side, side))
-        maps = list(given)
-        number = len(maps) // 2
+        maps, number = list(given), len(given) // 2
+        for hook in hooks:
+            hook.remove()
         bitwise(backbone.after(number).eval()(maps[number - 1]), features)
+        bitwise(backbone.maps(torch.zeros(2, 3, side, side), number), maps[number - 1])
     assert len(maps) == len(backbone.stages) >= 2
     sides = [each.shape[-1] for each in maps]
     assert sides == sorted(set(sides), reverse=True)

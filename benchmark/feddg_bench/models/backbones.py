@@ -143,20 +143,32 @@ class Backbone(nn.Module):
             parent = parent.get_submodule(name)
         return nn.Sequential(rest, deepcopy(self.more), deepcopy(self.projection))
 
+    def maps(self, images: Tensor, stage: int) -> Tensor:
+        """Return a stage's maps [B, C, H, W]; the layers after it do not run.
+
+        Args:
+            images: As for `forward`.
+            stage: Number of the stage, from 1.
+        """
+        return self._reach(stage, self.net, self.normalise(images))
+
     @torch.no_grad()
     def channels(self, stage: int) -> int:
         """Return C of the maps of a stage, numbered from 1; nothing is computed."""
-
-        def stop(_layer: nn.Module, _inputs: object, maps: Tensor) -> None:
-            raise _Reached(maps.shape[1])
-
         tensors = {name: tensor.to("meta") for name, tensor in self.net.state_dict().items()}
         image = torch.empty(1, len(self.mean), 64, 64, device="meta")
+        return self._reach(stage, torch.func.functional_call, self.net, tensors, (image,)).shape[1]
+
+    def _reach(self, stage: int, call: Callable[..., object], *inputs: Any) -> Tensor:
+        def stop(_layer: nn.Module, _inputs: object, maps: Tensor) -> None:
+            raise _Reached(maps)
+
         hook = self.stages[stage - 1].register_forward_hook(stop)
         try:
-            torch.func.functional_call(self.net, tensors, (image,))
+            call(*inputs)
         except _Reached as reached:
-            return int(reached.args[0])
+            found: Tensor = reached.args[0]
+            return found
         finally:
             hook.remove()
         raise AssertionError(f"the network does not run its stage {stage}")
