@@ -102,6 +102,15 @@ def test_completions(found: Callable[[str], list[str]], line: str, expected: lis
     assert sorted(found(line)) == sorted(expected)
 
 
+def test_a_run_to_resume_is_completed(found: Callable[[str], list[str]], tmp_path: Path) -> None:
+    for folder, key in (("runs", "ab12"), ("mine", "ab34")):
+        (tmp_path / folder / "checkpoints").mkdir(parents=True)
+        (tmp_path / folder / f"checkpoints/{key}.safetensors").touch()
+    assert found("resume a") == ["ab12"]
+    assert found("resume --results mine a") == ["ab34"]
+    assert found("resume --results none a") == []
+
+
 def test_every_setting_is_completed(found: Callable[[str], list[str]]) -> None:
     assert {*dotted_keys()} - {key.rstrip("=") for key in found("run ")} == {
         "federation.client_timeout"  # removed

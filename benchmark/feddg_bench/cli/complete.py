@@ -18,6 +18,7 @@ from feddg_bench.config.recipes import recipe_names
 from feddg_bench.config.schema import BACKBONE_NAMES
 from feddg_bench.data.protocols import MOST_DOMAINS, PROTOCOLS, scenarios
 from feddg_bench.plugins import make_dataset, names, outline, plugin_name
+from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Request
 
 if TYPE_CHECKING:
@@ -92,11 +93,18 @@ def pairs(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
+def _unfinished(given: Given) -> Iterator[str]:
+    """Yield the keys of runs with a checkpoint."""
+    place = Path(given.get("results") or FOLDERS[0], "checkpoints")
+    yield from sorted(path.stem for path in place.glob("*.safetensors"))
+
+
 METHODS = names_of(lambda _: (*names("method"), "all"), several=True)
 METHOD = names_of(lambda _: names("method"))
 DATASET = names_of(lambda _: names("data set"))
 PROTOCOL_NAMES = choices(*PROTOCOLS, several=True)
 SCENARIOS = names_of(lambda given: dict.fromkeys(_scenarios(given)), several=True)
+UNFINISHED = names_of(_unfinished)
 RECIPE = names_of(lambda _: recipe_names())
 SWEEP = names_of(lambda _: shipped_names("sweeps", "*.yaml", "tune/*.yaml"))
 TABLE = names_of(lambda _: ("all", "generic", "claims", *shipped_names("sweeps/tables")))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feddg_bench.cli import complete
 from feddg_bench.cli.help import DATA, OUTPUT, option
 from feddg_bench.cli.options import (
     Experiment,
@@ -113,7 +114,9 @@ class ResumeCommand(Recording):
     run: Annotated[
         str,
         typer.Argument(
-            metavar="KEY", help="A run's key, or its first letters: see `feddg-bench runs`."
+            metavar="KEY",
+            help="A run's key, or its first letters: see `feddg-bench runs`.",
+            autocompletion=complete.UNFINISHED,
         ),
     ]
     json_: Json = False
