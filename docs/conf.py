@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ html_css_files = ["site.css"]
 html_js_files = ["sort.js"]
 html_copy_source = False
 html_show_sourcelink = False
+
+_project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+if _address := _project["tool"]["hatch"]["metadata"]["hooks"]["custom"]["address"]:
+    _source = {"name": "Source", "url": _address, "html": "Source", "class": ""}
+    html_theme_options = {"footer_icons": [_source]}
 
 
 def setup(app: Any) -> None:
