@@ -98,7 +98,7 @@ install: .venv/installed
 	touch $@
 
 .venv/documented: .venv/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group docs
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	touch $@
 
 clean:
