@@ -21,7 +21,9 @@ show sizes in bytes. The server sends `weights`, the global model, with every re
     rows = []
     for name in built_in("method"):
         method = outline(name)
-        sent = [f"`{call}`: {_entries(entries)}" for call, entries in sorted(method.uplink.items())]
+        sent = [
+            f"`{call}`: {_entries(entries) or 'nothing'}" for call, entries in method.uplink.items()
+        ]
         told = ", ".join(f"`{entry}`" for entry in method.downlink)
         rows.append((f"[{method_title(name)}](methods/{name}.md)", "; ".join(sent), told or "-"))
     text += table(("method", "client to server", "server to client, besides weights"), iter(rows))
@@ -32,4 +34,9 @@ def _entries(entries: object) -> str:
     """Return the entries of a reply with the forms that the method declares."""
     if not isinstance(entries, Mapping):
         return ", ".join(f"`{entry}`" for entry in entries)
-    return ", ".join(f"`{k}`" + (f" ({form})" if form else "") for k, form in entries.items())
+    forms = {name: f" ({_form(form)})" if form else "" for name, form in entries.items()}
+    return ", ".join(f"`{name}`{form}" for name, form in forms.items())
+
+
+def _form(form: object) -> str:
+    return _entries(form) if isinstance(form, Mapping) else str(form)
