@@ -23,7 +23,8 @@ def pages() -> Iterator[Page]:
 
 A record is one JSON document, `RESULTS/runs/KEY.json`. `feddg-bench results pack` writes many of
 them into one file of `RESULTS/records`, one a line. Fields that early records lack may be absent,
-and readers keep fields that they do not know. [`load_records`](api.md) turns records into a pandas `DataFrame`.
+and readers keep fields that they do not know. [`load_records`](api.md) turns records into a pandas
+`DataFrame`.
 
 """
     for part in _parts(record.RunRecord):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
@@ -47,6 +48,8 @@ PARSED = (
     "data check pacs",
     "data encode",
     "run --dataset pacs --recipe features",
+    "run --method pardon --dataset pacs --recipe pardon-cached",
+    "run --method pardon,fedavg,ccst --recipe converged --tuned",
     "predict KEY IMAGES --encoder",
     "data check shapes",
     "run --dataset shapes",
@@ -61,8 +64,8 @@ PARSED = (
     "sweep strength",
     "figures strength",
 )
-"""These need images of a published data set, its tuning, a process started as portable, or runs of
-such a process: only their arguments are checked."""
+"""These need images of a published data set, their features, a GPU, tuning, a process started as
+portable, or runs of such a process: only their arguments are checked."""
 
 FEWER = {
     "figures all": ["--method", "ccst"],
@@ -71,11 +74,14 @@ FEWER = {
 }
 """Options that shorten a command."""
 
-NAMED = ("data prepare", "data sign")
+NAMED = ("data encode", "data prepare", "data sign")
 """The text names these without arguments; the error about missing arguments is accepted."""
 
 OTHERS = ("cat", "cd", "export", "git", "pytest", "ray", "sbatch", "source", "srun", "wandb")
 """Programs of others, which are not checked."""
+
+PACKAGES = ("open_clip_torch",)
+"""Packages of others, which pages have installed."""
 
 SWEEP = """
 method: grid
@@ -194,6 +200,7 @@ def fault_of(
     def of_ours(given: list[str]) -> str:
         values = {"DIR": "pictures", "FILE": "mine.yaml", "KEY": trained.get(given[0], "")}
         values["NAME"] = "pacs" if given[0] == "datasets" else "fedavg"
+        shown = " ".join(given)
         given = [values.get(word, word) for word in given]
         text = " ".join(given)
         if given[0] in DRY:
@@ -202,7 +209,7 @@ def fault_of(
             for begin, where in STOPPED.items():
                 if text.startswith(begin):
                     patch.setattr(where, stop)
-            if text.startswith(PARSED):
+            if shown.startswith(PARSED):
                 patch.setattr(TyperCommand, "invoke", lambda *_: 0, raising=False)
             try:
                 done = feddg(*given, *FEWER.get(text, ()))
@@ -235,6 +242,8 @@ def fault_of(
             unknown = {w.partition("=")[0] for w in given} - {name for two in known for name in two}
             return "".join(f"the Makefile has no {name}" for name in unknown)
         if program == "pip":
+            if given[-1] in PACKAGES:
+                return ""
             package, _, extras = given[-1].rstrip("]").partition("[")
             folder = ROOT if package == "." else Path(package)
             project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
@@ -261,6 +270,49 @@ def test_commands_work(page: str, fault_of: Fault) -> None:
     mine = [words for words, first in FIRST.items() if first == page]
     faults = [(shlex.join(words), fault) for words in mine if (fault := fault_of(words))]
     assert faults == []
+
+
+YAML = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page, text in TEXTS.items()
+    for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```", text, flags=re.M | re.S))
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("block", YAML)
+def test_files_work(block: str, feddg: Run, place: Path) -> None:
+    """Recipes, sweeps and ranges of tuning that pages show."""
+    content = yaml.safe_load(block)
+    (place / "ranges").mkdir()
+    (place / "ranges/fedprox.yaml").write_text(block)
+    if "description" in content:
+        assert feddg("recipes", "show", "ranges/fedprox.yaml").code == 0
+    elif "method" in content:
+        assert feddg("sweep", "ranges/fedprox.yaml", "--dry-run").code == 0
+    elif "parameters" in content:
+        assert feddg("tune", "--method", "fedprox", "--ranges", "ranges", "--dry-run").code == 0
+    else:
+        assert content["kind"] == "Job"  # for Kubernetes
+
+
+@pytest.mark.nightly
+def test_shown_tables_are_those_of_our_records(
+    feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outputs in the tutorial that compares three methods, line by line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "runs/records").mkdir(parents=True)
+    for packed in (ROOT / "results/records").glob("digits4-ltdo-quick*"):
+        shutil.copy(packed, tmp_path / "runs/records")
+    text = TEXTS["docs/tutorials/compare.md"]
+    methods = "pardon,fedavg,ccst"
+    printed = feddg("run", "--method", methods, "--num-seeds", 3).out
+    printed += feddg("tables", "--rows", methods, "--columns", "scenario").out
+    lines = {line.strip() for line in printed.splitlines()}
+    _plan, first, second, _generic = re.findall(r"^```text\n(.*?)^```", text, flags=re.M | re.S)
+    shown = [line.strip() for block in (first, second) for line in block.splitlines()]
+    assert [line for line in shown if line not in lines] == []
 
 
 def test_flags_exist() -> None:
