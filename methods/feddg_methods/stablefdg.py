@@ -129,8 +129,10 @@ class StableFDG(Method):
         phi = None if self.alone else self.client.broadcast.get("style")
         if phi is not None and torch.rand(()) < s.p:
             kept = b - b // 2
-            draws = on_device([torch.rand(kept), torch.randn(b // 2, *phi[0].shape)], self.device)
-            steps.append((1, partial(shifted, phi=phi, draws=draws[0], noise=draws[1])))
+            draws = torch.rand(kept), torch.randn(b // 2, *phi[0].shape)
+            uniform, noise = on_device(draws, self.device)
+            phi = phi.to(self.device)
+            steps.append((1, partial(shifted, phi=phi, draws=uniform, noise=noise)))
         explored_stages = [number for number in s.stages if torch.rand(()) < s.p]
         extra: list[int] = []
         if explored_stages:
