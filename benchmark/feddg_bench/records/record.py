@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import compress
-from typing import Annotated, Any, Final, Literal, NotRequired, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -22,7 +22,6 @@ from pydantic import (
     ValidationError,
 )
 from pydantic_core import from_json
-from typing_extensions import TypedDict
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.titles import counted
@@ -401,37 +400,9 @@ class RunRecord(RecordPart):
             raise DataError(f"it holds the run {record.key}, not {key}")
         return record
 
-
-def _as_dict(model: type[BaseModel]) -> Any:
-    """Return the type of dicts with a model's fields; fields with defaults are optional.
-
-    pydantic checks a dict in a third of the time needed to make a model.
-    """
-    fields: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        kind = _as_dict(Traffic) if field.annotation is Traffic else field.annotation
-        whole = Annotated[kind, *field.metadata] if field.metadata else kind
-        fields[name] = whole if field.is_required() else NotRequired[whole]
-    make: Any = TypedDict  # its names are known only at run time
-    dicts = make(model.__name__, fields)
-    dicts.__pydantic_config__ = ConfigDict(extra="allow")
-    return dicts
-
-
-class CountedRecord(RunRecord):
-    """A record for the index, which needs only counts: its rounds are dicts."""
-
-    rounds: Several[_as_dict(RoundRecord)] = []  # type: ignore[valid-type]
-
     def measured(self) -> Measured:
         """Return the evaluations as a table."""
-        return tabulate(
-            [
-                (entry["round"], entry["evaluation"])
-                for entry in self.rounds
-                if entry["evaluation"] is not None
-            ]
-        )
+        return tabulate([(e.round, e.evaluation) for e in self.rounds if e.evaluation is not None])
 
     def counts(self, table: Measured) -> dict[str, Any]:
         """Return numbers of the run and its rounds, by field of `RecordedRun`.
@@ -448,28 +419,24 @@ class CountedRecord(RunRecord):
 
         ``lost`` is the first round with a loss that is not finite, in training or evaluation.
         """
-        rounds: list[Any] = list(self.rounds)
-        once, n = self.once, max(len(rounds), 1)
+        once, n = self.once, max(len(self.rounds), 1)
         asked = skipped = up = down = 0
         seconds: dict[str, float] = defaultdict(float)
         dropped = [(0, drop) for drop in once.dropped]
         overflowed: Any = np.isnan(table.numbers).any(axis=1)
         lost = list(compress(table.rounds, overflowed))
-        for entry in rounds:  # hundreds in a record, and thousands of records in a folder
-            asked += len(entry["cohort"])
-            skipped += entry["skipped"]
-            if "seconds" in entry:
-                for name, value in entry["seconds"].items():
-                    seconds[name] += value
-            if "dropped" in entry:
-                dropped += [(entry["round"], drop) for drop in entry["dropped"]]
-            if "bytes" in entry:
-                up += entry["bytes"].get("up", 0)
-                down += entry["bytes"].get("down", 0)
-            if not all(map(math.isfinite, entry["train"].values())):
-                lost.append(entry["round"])
+        for entry in self.rounds:
+            asked += len(entry.cohort)
+            skipped += entry.skipped
+            for name, value in entry.seconds.items():
+                seconds[name] += value
+            dropped += [(entry.round, drop) for drop in entry.dropped]
+            up += entry.bytes.up
+            down += entry.bytes.down
+            if not all(map(math.isfinite, entry.train.values())):
+                lost.append(entry.round)
         return {
-            "rounds": len(rounds),
+            "rounds": len(self.rounds),
             "skipped": skipped,
             "lost": min(lost, default=None),
             "costs": {
@@ -499,10 +466,5 @@ class CountedRecord(RunRecord):
         """Return the names of fields that this version does not know."""
         parts: list[tuple[str, RecordPart]] = [("", self), ("data.", self.data)]
         parts += [("environment.", self.environment)]
-        first = [
-            f"rounds.{name}"
-            for entry in self.rounds[:1]
-            for name in {**entry}
-            if name not in RoundRecord.model_fields
-        ]
-        return [f"{at}{name}" for at, part in parts for name in part.model_extra or ()] + first
+        parts += [("rounds.", entry) for entry in self.rounds[:1]]
+        return [f"{at}{name}" for at, part in parts for name in part.model_extra or ()]

@@ -31,7 +31,7 @@ from feddg_bench.records.metrics import (
     find_metric,
     metrics_of,
 )
-from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
+from feddg_bench.records.record import PrivacyRecord, RunRecord, TunedRecord
 from feddg_bench.records.rules import (
     UNSEEN,
     Rule,
@@ -80,13 +80,13 @@ class RecordedRun:
     rounds: int  # number of rounds
     skipped: int  # number of rounds in which every client was dropped
     lost: int | None  # the first round whose loss is not finite, or `None`
-    costs: Mapping[str, float]  # see `CountedRecord.counts`
+    costs: Mapping[str, float]  # see `RunRecord.counts`
     metric: Metric  # the data set's key metric
     # Settings by dotted key, such as `train.lr`, without `OWN`; one object shared by all runs with
     # equal settings.
     settings: Mapping[str, Any]
     nested: Mapping[str, Any]  # the same as in records: by section, files by their hash
-    usage: Mapping[str, Any]  # see `CountedRecord.counts`
+    usage: Mapping[str, Any]  # see `RunRecord.counts`
     environment: Mapping[str, Any]  # see `EnvironmentRecord`
     tuned: TunedRecord | None
     privacy: PrivacyRecord | None
@@ -315,7 +315,7 @@ def _read_file(source: Source) -> Content:
     for line, text in enumerate(texts):
         try:
             key = None if source.packed else source.path.stem
-            record = CountedRecord.parse(text, key)
+            record = RunRecord.parse(text, key)
         except DataError as error:
             where = f"line {line + 1}: " if source.packed else ""
             said.append({"problem": printable(f"{where}{error}")[:LONGEST], "skipped": True})
@@ -330,7 +330,7 @@ def _read_file(source: Source) -> Content:
     return said, b"".join(numbers)
 
 
-def _head(line: int, text: bytes, record: CountedRecord) -> dict[str, Any]:
+def _head(line: int, text: bytes, record: RunRecord) -> dict[str, Any]:
     """Return the fields of a `RecordedRun`; values shared by many runs as JSON text."""
     head = {name: getattr(record, name) for name in ("key", *OWN, "recipe", "task")}
     return head | {
