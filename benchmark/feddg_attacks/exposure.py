@@ -81,8 +81,9 @@ def measurements(
     """
     by_server = [record for record in records if record.attacker == "server"]
     for name, method in methods.items():
-        own = [record for record in by_server if record.method == name]
-        usual = (own and usual_settings(own[0].recipe, own[0].dataset, name)) or {}
+        own = [(r, dotted(r.settings)) for r in by_server if r.method == name]
+        first = own[0][0] if own else None
+        usual = (first and usual_settings(first.recipe, first.dataset, name)) or {}
         done = [run for run in runs if run.method == name]
         for sent in sent_by(method.uplink):
             yield from _guarantees(done, name, sent)
@@ -127,16 +128,24 @@ def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterato
 
 
 def _measured(
-    records: Sequence[AttackRecord], usual: Mapping[str, Any], method: str, sent: Sent, head: str
+    records: Sequence[tuple[AttackRecord, Mapping[str, Any]]],
+    usual: Mapping[str, Any],
+    method: str,
+    sent: Sent,
+    head: str,
 ) -> Iterator[Measurement]:
-    """Yield one figure for each client size and each combination of differing settings."""
+    """Yield one figure for each client size and each combination of differing settings.
+
+    ``records`` come with their settings by dotted key.
+    """
     item, (kind, about, figure) = sent.name, MEASURED[head]
-    of_kind = [record for record in records if record.kind == kind]
-    flat = [dotted(record.settings) for record in of_kind]
-    varied = {*varying(flat)} - SAME
+    of_kind = [(record, settings) for record, settings in records if record.kind == kind]
+    varied = {*varying(settings for _, settings in of_kind)} - SAME
     alike: dict[tuple[int, str, str], list[AttackResult]] = {}
-    most = max((r.times for record in of_kind for r in record.results if r.item == item), default=0)
-    for record, settings in zip(of_kind, flat, strict=True):
+    most = max(
+        (r.times for record, _ in of_kind for r in record.results if r.item == item), default=0
+    )
+    for record, settings in of_kind:
         apart = values(differences(settings, usual, sorted(settings)))
         unusual = {k: v for k, v in apart.items() if k in varied and not isinstance(v, list)}
         frame = ", ".join(

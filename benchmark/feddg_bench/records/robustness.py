@@ -37,13 +37,18 @@ def excess(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accu
     Returns:
         Percentage points, [...]; not finite if the curve has a single ``id_test``.
     """
-    at, start = logit(method.mean(axis=-2)), logit(reference.mean(axis=-2))
-    x, y = np.moveaxis(logit(curve.mean(axis=-3)), -1, 0)
+    return _excess(method.mean(axis=-2), reference.mean(axis=-2), curve.mean(axis=-3))
+
+
+def _excess(method: Accuracies, reference: Accuracies, curve: Accuracies) -> Accuracies:
+    """Return `excess` of means over units: [..., 2], [..., 2] and [..., T, 2]."""
+    at, start = logit(method), logit(reference)
+    x, y = np.moveaxis(logit(curve), -1, 0)
     x = x - x.mean(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         slope = (x * y).sum(axis=-1) / (x * x).sum(axis=-1)
     expected = start[..., 1] + slope * (at[..., 0] - start[..., 0])
-    found: Accuracies = method[..., 1].mean(axis=-1) - 100 / (1 + np.exp(-expected))
+    found: Accuracies = method[..., 1] - 100 / (1 + np.exp(-expected))
     return found
 
 
@@ -53,16 +58,14 @@ def pseudo_values(method: Accuracies, reference: Accuracies, curve: Accuracies) 
     Their variance includes that of the units and that of the slope.
     """
     many = method.shape[-2]
-    whole = excess(method, reference, curve)
-    rest = [np.delete(np.arange(many), n) for n in range(many)]
-    return np.stack(
-        [
-            many * whole
-            - (many - 1) * excess(method[..., k, :], reference[..., k, :], curve[..., k, :, :])
-            for k in rest
-        ],
-        axis=-1,
-    )
+
+    def without_one(values: Accuracies, axis: int) -> Accuracies:
+        found: Accuracies = (values.sum(axis, keepdims=True) - values) / (many - 1)
+        return found
+
+    rest = _excess(without_one(method, -2), without_one(reference, -2), without_one(curve, -3))
+    found: Accuracies = many * excess(method, reference, curve)[..., None] - (many - 1) * rest
+    return found
 
 
 def within_reach(method: Accuracies, reference: Accuracies, curve: Accuracies) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 
 from feddg_bench.analysis.sheets import csv_lines
@@ -267,6 +268,7 @@ def _short(entry: Entry) -> str:
     return "ref." if entry.text == REFERENCE else entry.text
 
 
+@lru_cache(maxsize=10_000)  # each block is tried in several widths
 def _wide(text: str) -> float:
     """Return a text's estimated width in points; deviations are printed small."""
     whole, _, std = text.partition(" ± ")
