@@ -10,8 +10,9 @@ from feddg_bench.common.titles import counted
 from feddg_bench.extensions import Document, Extension
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from feddg_bench.outlines import Outline
-    from feddg_bench.records.runs import RecordedRun
     from feddg_bench.records.sources import Packable
 
 
@@ -31,7 +32,7 @@ class Attacks(Extension):
 
         return attack_command
 
-    def draw(self, figure: str, runs: Sequence[RecordedRun], choice: Any) -> Iterable[Any]:
+    def draw(self, figure: str, runs: pd.DataFrame, choice: Any) -> Iterable[Any]:
         """Yield the figure of utility against leakage."""
         from feddg_attacks.records import read_attacks
         from feddg_attacks.utility import utility
@@ -47,7 +48,7 @@ class Attacks(Extension):
         return [reconstruction_grid(name, attacks) for name in wanted]
 
     def make_document(
-        self, name: str, folders: Sequence[Path], runs: Sequence[RecordedRun], *, anyway: bool
+        self, name: str, folders: Sequence[Path], runs: pd.DataFrame, *, anyway: bool
     ) -> Document | None:
         """Return the table ``privacy``."""
         from feddg_attacks.exposure import privacy_csv, privacy_notes, privacy_text
@@ -61,8 +62,8 @@ class Attacks(Extension):
         methods = dict(each_usable("method", lambda name: (name, outline(name))))
         texts = {
             "md": privacy_text(methods, attacks),
-            "notes.md": privacy_notes(methods, attacks, runs),
-            "csv": privacy_csv(methods, attacks, runs),
+            "notes.md": privacy_notes(methods, attacks, runs["run"]),
+            "csv": privacy_csv(methods, attacks, runs["run"]),
         }
         return Document(f"privacy: {counted(len(attacks), 'attack')}", texts)
 

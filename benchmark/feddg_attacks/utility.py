@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddg_attacks.records import AttackRecord, Interval, overall
 from feddg_bench.analysis.figures.drawing import (
@@ -22,7 +22,10 @@ from feddg_bench.analysis.figures.drawing import (
 from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.plugins import method_title
-from feddg_bench.records.runs import RecordedRun, flatten, key_metric
+from feddg_bench.records.runs import flatten, key_metric
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NOISE = ("hyper.perturb_noise", "privacy.noise_multiplier")
 """Settings that can differ along a curve: the noise of FISC's Table 10, or that of ``dp_style``."""
@@ -43,7 +46,7 @@ class Point:
 
 
 def utility(
-    runs: Sequence[RecordedRun], attacks: Iterable[AttackRecord], choice: Selection
+    runs: pd.DataFrame, attacks: Iterable[AttackRecord], choice: Selection
 ) -> Iterator[Picture | str]:
     """Yield a figure for each setup in which a method was run and attacked at two noise levels."""
     records = list(attacks)

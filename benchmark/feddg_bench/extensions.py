@@ -16,8 +16,9 @@ from feddg_bench.common.errors import PluginError
 from feddg_bench.plugins import load_plugin, names
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from feddg_bench.outlines import Outline
-    from feddg_bench.records.runs import RecordedRun
     from feddg_bench.records.sources import Packable
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Extension:
         """Return one of `commands`, as Typer takes it; called when the user calls the command."""
         raise NotImplementedError
 
-    def draw(self, figure: str, runs: Sequence[RecordedRun], choice: Any) -> Iterable[Any]:
+    def draw(self, figure: str, runs: pd.DataFrame, choice: Any) -> Iterable[Any]:
         """Yield the pictures of one of `figures`, or texts with the reason for a missing one.
 
         ``choice`` is an `analysis.figures.series.Selection`; each picture is an
@@ -62,7 +63,7 @@ class Extension:
         raise NotImplementedError
 
     def make_document(
-        self, name: str, folders: Sequence[Path], runs: Sequence[RecordedRun], *, anyway: bool
+        self, name: str, folders: Sequence[Path], runs: pd.DataFrame, *, anyway: bool
     ) -> Document | None:
         """Return one of `documents`, or ``None`` if it has no records, unless ``anyway``."""
         raise NotImplementedError

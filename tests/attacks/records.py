@@ -90,9 +90,9 @@ class Tables:
         from feddg_bench.analysis.tables.build import build
         from feddg_bench.analysis.tables.generic import frames
         from feddg_bench.analysis.tables.writers import WRITERS
-        from feddg_bench.records.runs import read_runs
+        from feddg_bench.records.frame import read_frame
 
-        runs = read_runs(self.root)
+        runs = read_frame(self.root)
         grids = [build(t.name, t.description, t.runs, any_paper=True) for t in frames(runs)]
         writers = {end: write for files in WRITERS.values() for end, write in files.items()}
         texts = {end: "".join(map(write, grids)) for end, write in writers.items()}

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 import feddg_bench
 import feddg_bench as fb
 from feddg_bench.analysis.report.gather import gather
+from feddg_bench.records.frame import read_frame
 from feddg_bench.records.record import RunRecord
-from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from tests.fabricate import draw
 from tests.helpers import one_sentence as refused
@@ -416,7 +416,7 @@ def test_macro_f1_stands_next_to_accuracy_where_classes_are_imbalanced(
     other = table.with_name(f"{table.stem}-macro_f1.csv")
     of_test = [r for r in csv.DictReader(other.read_text().splitlines()) if r["group"] == "test"]
     assert {r["metric"] for r in of_test if r["kind"] in ("measured", "mean")} == {"macro_f1"}
-    page = gather(read_runs(tmp_path / "runs"))
+    page = gather(read_frame(tmp_path / "runs"))
     assert page["measured"][:2] == ["accuracy", "macro_f1"]
 
 

@@ -15,6 +15,7 @@ import pytest
 from feddg_bench.analysis.claims import PaperClaim, claims, claims_text, tally
 from feddg_bench.analysis.tables.describe import load_description, named_tables
 from feddg_bench.common.errors import SettingsError
+from feddg_bench.records.frame import read_frame, run_frame
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.runs import key_metric, read_runs
 from feddg_bench.records.statistics import t_test
@@ -58,7 +59,7 @@ def runs(
 
 
 def claim(root: Path, worse: str = "CCST") -> PaperClaim:
-    found = [c for c in claims(read_runs(root)) if (c.source, c.worse) == (TITLE, worse)]
+    found = [c for c in claims(read_frame(root)) if (c.source, c.worse) == (TITLE, worse)]
     return next(c for c in found if c.where == "PACS test")
 
 
@@ -193,7 +194,7 @@ def fisc_6(root: Path, levels: Sequence[tuple[float, int]]) -> PaperClaim:
             }
             save(root, record(method, "pacs", settings=settings | parts, **made))
     (found,) = [
-        c for c in claims(read_runs(root)) if c.source.startswith("FISC, Table 6") and c.tested
+        c for c in claims(read_frame(root)) if c.source.startswith("FISC, Table 6") and c.tested
     ]
     return found
 
@@ -237,7 +238,7 @@ def test_a_claim_on_a_mean_of_more_columns_leaves_as_much_open(tmp_path: Path) -
     """FedCCRL's Table 2 prints the mean of four domains; only one domain has runs."""
     fedccrl(tmp_path, {"difp": True, "ra": True, "js": True}, better=True)
     fedccrl(tmp_path, {"difp": True, "ra": False, "js": False}, better=False)
-    (found,) = [c for c in claims(read_runs(tmp_path)) if c.tested and "Table 2" in c.source]
+    (found,) = [c for c in claims(read_frame(tmp_path)) if c.tested and "Table 2" in c.source]
     assert found.tested is not None
     assert (found.tested.verdict, found.tested.published) == ("holds", None)
     assert "|+1.98|" in claims_text([found])
@@ -252,7 +253,7 @@ def test_a_method_without_one_of_its_parts_does_not_stand_for_it(tmp_path: Path)
         settings = in_frame("quick", "pacs", "fedavg")
         made = {"protocol": "lodo", "scenario": "pac-s", "domains": SKETCH, "seed": seed}
         save(tmp_path, record("fedavg", "pacs", settings=settings, better=False, **made))
-    (found,) = [c for c in claims(read_runs(tmp_path)) if c.tested and c.worse == "FedAvg"]
+    (found,) = [c for c in claims(read_frame(tmp_path)) if c.tested and c.worse == "FedAvg"]
     assert found.tested is not None
     assert abs(found.tested.comparison.difference.value) < 5
 
@@ -267,7 +268,7 @@ def fedccrl(root: Path, parts: dict[str, bool], *, better: bool) -> None:
 
 
 def test_parts_of_a_method_are_claims_too() -> None:
-    found = list(claims(()))
+    found = list(claims(run_frame([])))
     parts = {c.worse for c in found if c.source.startswith("PARDON, Table V")}
     assert len(parts) == 4
     assert all(c.published > 0 and c.tested is None for c in found)
@@ -283,18 +284,18 @@ def test_a_part_is_missed_in_the_reading_that_it_was_taken_from(tmp_path: Path) 
             better = preset == "paper"
             made = {"scenario": "cs-a-p", "seed": seed, "recipe": "quick", "better": better}
             save(tmp_path, record("pardon", "pacs", settings=settings, **made))
-    (found,) = [c for c in claims(read_runs(tmp_path)) if c.worse.startswith("v3") and c.tested]
+    (found,) = [c for c in claims(read_frame(tmp_path)) if c.worse.startswith("v3") and c.tested]
     assert found.tested is not None
     assert abs(found.tested.comparison.difference.value) < 5
 
 
 def test_every_paper_has_claims_and_the_same_records_the_same_text(tmp_path: Path) -> None:
-    sources = {c.source.partition(",")[0] for c in claims(())}
+    sources = {c.source.partition(",")[0] for c in claims(run_frame([]))}
     assert sources == {"PARDON", "FISC", "FedCCRL", "PPDG"}
     tables = [load_description(name)[1] for name in named_tables()]
     assert not any(table.best for table in tables if not table.paper)
     runs(tmp_path, "pardon", (0, 1, 2))
-    one, other = (claims_text(list(claims(read_runs(tmp_path)))) for _ in range(2))
+    one, other = (claims_text(list(claims(read_frame(tmp_path)))) for _ in range(2))
     assert one == other
 
 

@@ -49,6 +49,7 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.files import file_name
 from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.engine.worker import Worker
+from feddg_bench.records.frame import read_frame, run_frame
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
@@ -110,7 +111,7 @@ def add(tmp_path: Path) -> Add:
 
 
 def only_frame(results: Path) -> Frame:
-    (frame,) = frames(read_runs(results))
+    (frame,) = frames(read_frame(results))
     return frame
 
 
@@ -304,7 +305,7 @@ def test_two_values_of_lambda_are_not_joined_by_a_line(
     ]:
         for value in values:
             add(method, test=(0.5 + value / 10,), partition={"heterogeneity": value})
-    (picture,) = swept(read_runs(tmp_path), "lambda", EVERYTHING)
+    (picture,) = swept(read_frame(tmp_path), "lambda", EVERYTHING)
     axes = picture.figure.axes[0]
     curves = [line for line in axes.get_lines() if len(line.get_xdata()) == len(values)]
     curves = [line for line in curves if line.get_clip_on()]
@@ -321,7 +322,7 @@ def test_curves_against_lambda_keep_other_settings_apart(add: Add, tmp_path: Pat
         add(test=(accuracy / 2,), partition={"heterogeneity": value, "clients": 50})
     add("moon", partition={"heterogeneity": 0.5})  # one point is no curve
     add("erm", test=(0.9,), partition={"kind": "pooled"}, federation={"per_round": None})
-    pictures = swept(read_runs(tmp_path), "lambda", EVERYTHING)
+    pictures = swept(read_frame(tmp_path), "lambda", EVERYTHING)
     assert len(pictures) == 2
     small, large = sorted(pictures, key=lambda p: float(numbers(p)[-1]["mean"]))
     of_fedavg = [row for row in numbers(large) if row["series"] == "FedAvg"]
@@ -342,14 +343,14 @@ def test_curves_against_lambda_keep_other_settings_apart(add: Add, tmp_path: Pat
         or run.method == "erm"
     ]
     assert len(apart) == 4
-    assert swept(apart, "lambda", EVERYTHING) == []
+    assert swept(run_frame(apart), "lambda", EVERYTHING) == []
 
 
 @pytest.mark.usefixtures("drawing")
 def test_curves_against_clients_are_ordered_by_their_number(add: Add, tmp_path: Path) -> None:
     for n, k, accuracy in ((100, 5, 0.2), (5, None, 0.4), (20, 5, 0.6), (20, 10, 0.8)):
         add(test=(accuracy,), partition={"clients": n}, federation={"per_round": k})
-    one, other = swept(read_runs(tmp_path), "clients", EVERYTHING)
+    one, other = swept(read_frame(tmp_path), "clients", EVERYTHING)
     assert (one.name[-9:], other.name[-10:]) == ("-k-5-test", "-n-20-test")
     assert [(r["clients"], float(r["mean"])) for r in numbers(one)] == [
         ("5/5", pytest.approx(40)),
@@ -374,7 +375,7 @@ def test_a_curve_against_a_setting_is_of_the_same_scenarios_and_seeds_all_along(
     for seed, accuracy in ((0, 0.7), (1, 0.1)):
         pooled = {"partition": {"kind": "pooled"}, "federation": {"per_round": None}}
         add("erm", scenario="ic-p-o", seed=seed, test=(accuracy,), **pooled)
-    (picture,) = swept(read_runs(tmp_path), "lambda", EVERYTHING)
+    (picture,) = swept(read_frame(tmp_path), "lambda", EVERYTHING)
     assert [(r["series"], r["lambda"], float(r["mean"])) for r in numbers(picture)] == [
         ("ERM", "all", pytest.approx(70)),
         ("FedAvg", "0", pytest.approx(20)),
@@ -407,7 +408,7 @@ def test_profiles_are_shares_of_runs_weighted_by_scenario(add: Add, tmp_path: Pa
     for scenario, values in (("oc-i-p", (0.2, 0.6)), ("ic-p-o", (0.4,))):
         for seed, value in enumerate(values):
             add(test=(value,), seed=seed, scenario=scenario)
-    (frame,) = frames(read_runs(tmp_path))
+    (frame,) = frames(read_frame(tmp_path))
     found = numbers(profiles(frame, EVERYTHING))
     shares = [(float(row["threshold"]), float(row["share"])) for row in found]
     assert shares[0] == (pytest.approx(20), 100)
@@ -416,7 +417,7 @@ def test_profiles_are_shares_of_runs_weighted_by_scenario(add: Add, tmp_path: Pa
     assert (at[20.4], at[39.6], at[40.4], at[59.6]) == (75, 75, 25, 25)
     assert all(float(row["low"]) <= float(row["share"]) <= float(row["high"]) for row in found)
     add("moon", partition={"heterogeneity": 0.5})
-    assert "a profile needs 3 runs" in str(profiles(frames(read_runs(tmp_path))[1], EVERYTHING))
+    assert "a profile needs 3 runs" in str(profiles(frames(read_frame(tmp_path))[1], EVERYTHING))
 
 
 @pytest.mark.usefixtures("drawing")
@@ -425,14 +426,14 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
     for method, value in accuracy.items():
         add(method, test=(value,))
     runs = read_runs(tmp_path)
-    assert "needs two methods on at least two data sets" in str(ranks(runs, EVERYTHING))
+    assert "needs two methods on at least two data sets" in str(ranks(run_frame(runs), EVERYTHING))
     others = [
         replace(run, dataset=name, key=f"{run.key}{name}")
         for run in runs
         for name in ("pacs", "rmnist")
     ]
     add("ccst", test=(0.9,))
-    picture = ranks([*read_runs(tmp_path), *others], EVERYTHING)
+    picture = ranks(run_frame([*read_runs(tmp_path), *others]), EVERYTHING)
     assert isinstance(picture, Picture)
     rows = numbers(picture)
     assert [(row["series"], row["average rank"]) for row in rows] == [
@@ -452,7 +453,7 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
         for run in runs
         for seed in (0, 1, 2)
     ]
-    picture = ranks([*read_runs(tmp_path), *others, *more], EVERYTHING)
+    picture = ranks(run_frame([*read_runs(tmp_path), *others, *more]), EVERYTHING)
     assert isinstance(picture, Picture)
     said = picture.figure.legends[0].get_title().get_text()
     assert "(Digits4, PACS, RotatedMNIST)" in said.replace("\n", " ")
@@ -912,9 +913,9 @@ def test_records_are_chosen_in_either_unicode_form(
 ) -> None:
     add()
     runs = [replace(run, scenario="e\u0301c-i-p") for run in read_runs(tmp_path)]
-    monkeypatch.setattr(series_module, "read_runs", lambda _: runs)
+    monkeypatch.setattr(series_module, "read_frame", lambda _: run_frame(runs))
     for name in ("\u00e9c-i-p", "e\u0301c-i-p"):
-        (run,) = Selection((tmp_path,), scenario=(name,)).runs()
-        assert run.scenario == "e\u0301c-i-p"
+        (found,) = Selection((tmp_path,), scenario=(name,)).runs()["scenario"]
+        assert found == "e\u0301c-i-p"
     with refused(SettingsError, "unknown scenario of these records"):
         Selection((tmp_path,), scenario=("ec-i-p",)).runs()

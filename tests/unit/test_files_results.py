@@ -34,8 +34,8 @@ from feddg_bench.config.schema import RunSettings
 from feddg_bench.protection.guarantee import doubt, guarantee
 from feddg_bench.records import sources
 from feddg_bench.records.checksums import sums_faults
-from feddg_bench.records.frame import load_records
-from feddg_bench.records.record import CountedRecord, PrivacyRecord, RunRecord, TunedRecord
+from feddg_bench.records.frame import load_records, read_frame
+from feddg_bench.records.record import PrivacyRecord, RunRecord, TunedRecord
 from feddg_bench.records.rules import split_metric
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import mean_and_std
@@ -247,7 +247,7 @@ def test_what_a_later_version_added_is_kept(tmp_path):
     path = tmp_path / "record.json"
     path.write_text(json.dumps(values))
     record = RunRecord.parse(path.read_bytes())
-    assert CountedRecord.parse(path.read_text()).unknown_fields() == ["weather", "data.camera"]
+    assert RunRecord.parse(path.read_text()).unknown_fields() == ["weather", "data.camera"]
     assert record.as_json() == values
 
 
@@ -256,7 +256,7 @@ def test_a_changed_character_of_a_record_is_never_believed(tmp_path):
     text = ResultsStore(tmp_path).save(record).read_text()
     assert list(json.loads(text))[-1] == "digest"
     assert RunRecord.parse(text) == record
-    assert CountedRecord.parse(text).digest == record.digest
+    assert RunRecord.parse(text).digest == record.digest
     names = RunRecord.model_fields.keys() - {"digest"}
     for at, old in enumerate(text):
         for new in {"1", "8", "x"} - {old}:
@@ -596,8 +596,8 @@ def test_whatever_a_record_holds_no_table_is_stopped(tmp_path, data):
         ResultsStore(root).save(make_record(1))
         name = key if isinstance(key, str) and key.isalnum() else "x"
         (root / "runs" / f"{name}.json").write_text(json.dumps(values))
-        runs = read_runs(root)
-        assert make_record(1).key in {run.key for run in runs}
+        runs = read_frame(root)
+        assert make_record(1).key in {*runs["key"]}
         assert set(load_records(root).key) >= {make_record(1).key}
         for table in frames(runs):
             grid = build(table.name, table.description, table.runs, any_paper=True)

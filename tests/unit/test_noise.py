@@ -12,6 +12,7 @@ from scipy import stats
 from feddg_bench.analysis.figures.drawing import Picture, styled
 from feddg_bench.analysis.figures.rankings import noise
 from feddg_bench.analysis.figures.series import Selection
+from feddg_bench.records.frame import read_frame
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.statistics import deviation, smallest_difference
 from tests.fabricate_records import ENVIRONMENT, record, save
@@ -21,7 +22,7 @@ ON_AVX2 = {**ENVIRONMENT, "cpu": "AuthenticAMD, avx2"}
 
 def draw(*roots: Path) -> list[Picture | str]:
     with styled():
-        return list(noise(read_runs(list(roots)), Selection(results=roots, split="test")))
+        return list(noise(read_frame(list(roots)), Selection(results=roots, split="test")))
 
 
 def rows(picture: Picture | str, rule: str) -> list[tuple[Any, ...]]:
@@ -81,7 +82,9 @@ def test_the_same_records_the_same_bytes(tmp_path: Path) -> None:
         save(tmp_path, record(seed=seed))
     for folder in ("a", "b"):
         with styled():
-            for picture in noise(read_runs(tmp_path), Selection(results=(tmp_path,), split="test")):
+            for picture in noise(
+                read_frame(tmp_path), Selection(results=(tmp_path,), split="test")
+            ):
                 assert isinstance(picture, Picture)
                 picture.save(tmp_path / folder)
     assert [p.read_bytes() for p in sorted((tmp_path / "a").iterdir())] == [

@@ -36,9 +36,9 @@ from feddg_bench.analysis.tables.writers import csv_text
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import run_key
 from feddg_bench.plugins import method_title, names
+from feddg_bench.records.frame import read_frame
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import RULES
-from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
 from tests import fabricate_records as fabricate
 from tests.helpers import refused
@@ -48,7 +48,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028
 
 
 def data_of(root: Path, **where: Any) -> dict[str, Any]:
-    return gather(read_runs(root), {key: [value] for key, value in where.items()})
+    return gather(read_frame(root), {key: [value] for key, value in where.items()})
 
 
 def runs_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -134,7 +134,7 @@ def test_the_same_numbers_and_marks_as_the_tables(tmp_path: Path) -> None:
     assert sorted(titles[2:]) == ["digits4-lodo-quick", "digits4-ltdo-quick"]
     compared = beside = 0
     for generic, table in zip(
-        in_order(leaderboards(read_runs(tmp_path))), data["tables"], strict=True
+        in_order(leaderboards(read_frame(tmp_path))), data["tables"], strict=True
     ):
         grid = build(generic.name, generic.description, generic.runs, any_paper=True)
         assert table["title"] == grid.title
@@ -491,7 +491,7 @@ def test_the_command_leaves_out_what_planning_derives(tmp_path: Path) -> None:
 def test_filter(ltdo: Path) -> None:
     assert len(data_of(ltdo, method="pardon")["runs"]) == 6
     where = read_filter(["method=fedavg,pardon", "seed=1", "train.batch_size=32"])
-    assert len(gather(read_runs(ltdo), where)["runs"]) == 4
+    assert len(gather(read_frame(ltdo), where)["runs"]) == 4
     with refused(DataError, "none of the 12 runs has method moon (there are fedavg"):
         data_of(ltdo, method="moon")
 

@@ -42,6 +42,7 @@ from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.config.keys import run_key
 from feddg_bench.config.layers import merge, nested
 from feddg_bench.plugins import harmless, load_method
+from feddg_bench.records.frame import read_frame
 from feddg_bench.records.published import published_number, published_numbers
 from feddg_bench.records.record import RunRecord, TimeRecord, TunedRecord
 from feddg_bench.records.rules import RULES, Rule
@@ -108,7 +109,7 @@ def add(tmp_path: Path) -> Add:
 
 
 def generic(tmp_path: Path, select: Rule | None = None, **more: Any) -> Grid:
-    (table,) = frames(read_runs(tmp_path))
+    (table,) = frames(read_frame(tmp_path))
     described = table.described(select)
     return build(table.name, described, table.runs, select=select, any_paper=True, **more)
 
@@ -508,8 +509,9 @@ def test_two_sets_of_runs_are_compared_by_leaderboard(add: Add, tmp_path: Path) 
         add("moon", scenario, seed, (0.6,))
         add("fedavg", scenario, seed, (0.5 + number / 100,), train__lr=0.25)
         add("fpl", scenario, seed, train__lr=0.25)
-    runs = read_runs(tmp_path)
-    one, other = ([r for r in runs if (r.get("train.lr") == 0.25) == own] for own in (False, True))
+    runs = read_frame(tmp_path)
+    rate = runs["run"].map(lambda run: run.get("train.lr"))
+    one, other = runs[rate != 0.25], runs[rate == 0.25]
     (grid,) = differences_between(one, other, ("a/", "b/"))
     assert [[line.label, *(e.text for e in line.entries if e)] for line in grid.lines] == [
         ["FedAvg", "8, 8", "0", "50.00", "51.50", "-1.50 [-3.55, +0.55]"]
@@ -522,7 +524,7 @@ def test_two_sets_of_runs_are_compared_by_leaderboard(add: Add, tmp_path: Path) 
         "+0.00 [+0.00, +0.00]"
     }
     with pytest.raises(SettingsError, match="no data set and protocol in common"):
-        list(differences_between(one, [], ("a/", "b/")))
+        list(differences_between(one, runs[:0], ("a/", "b/")))
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -560,7 +562,7 @@ def test_test_stands_beside_id_test_and_is_compared_at_equal_id_test(
         add("moon", scenario, test=(line(0.7),) * 3, id_test=(0.7,) * 3)
         add("fpl", scenario, test=(line(0.7) + 0.05,) * 3, id_test=(0.7,) * 3)
         add("fedsr", scenario, test=(0.2,) * 3, id_test=(0.5,) * 3)
-    (table,) = frames(read_runs(tmp_path))
+    (table,) = frames(read_frame(tmp_path))
     grid = build(table.name, table.description, table.runs)
     found = cells(grid)
     assert float(found["MOON", "unseen id_test mean"]["value"]) == pytest.approx(70)
@@ -670,7 +672,7 @@ def test_rows_of_another_cpu_than_most_are_named(add: Add, tmp_path: Path, porta
 def test_runs_with_other_unseen_clients_are_not_compared(add: Add, tmp_path: Path) -> None:
     add("fedavg")
     add("fedprox", federation__unseen_clients=2)
-    found = frames(read_runs(tmp_path))
+    found = frames(read_frame(tmp_path))
     assert [len(frame.runs) for frame in found] == [1, 1]
     assert "unseen_clients=2" in "".join(frame.title for frame in found)
 
@@ -795,7 +797,7 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     pooled = {"partition__kind": "pooled", "partition__clients": 1, "federation__per_round": None}
     add("erm", **pooled)
     add("fedavg", fingerprint="e" * 32, seed=1)
-    tables = frames(read_runs(tmp_path))
+    tables = frames(read_frame(tmp_path))
     methods = {table.name: sorted(run.method for run in table.runs) for table in tables}
     assert len(methods) == 3
     assert list(methods.values()).count(["erm", "fedavg"]) == 2
@@ -833,14 +835,14 @@ def test_a_method_with_its_recipe_s_own_federation_joins_the_others(
             settings["federation"] = {**settings["federation"], key: own + more}
         where = {"domains": (("a", "b"), "c", "d"), "recipe": recipe}
         save(tmp_path, record(name, dataset, settings=settings, **where))
-    assert len(frames(read_runs(tmp_path))) == setups
+    assert len(frames(read_frame(tmp_path))) == setups
 
 
 def test_a_frame_may_lack_a_setting_that_another_has(add: Add, tmp_path: Path) -> None:
     """Records omit ``data.background`` if it is black, so that old keys stay."""
     add("fedavg")
     add("fedavg", data__background="white", seed=1)
-    names = [table.name for table in frames(read_runs(tmp_path))]
+    names = [table.name for table in frames(read_frame(tmp_path))]
     assert len(set(names)) == 2
     assert [name for name in names if name.endswith("-background-white")]
 
@@ -855,7 +857,7 @@ def test_pooled_runs_bring_no_column_that_a_frame_lacks(add: Add, tmp_path: Path
         add("erm", scenario, **pooled)
     found = {
         table.name: sorted(run.scenario for run in table.runs if run.method == "erm")
-        for table in frames(read_runs(tmp_path))
+        for table in frames(read_frame(tmp_path))
     }
     assert found == {
         "digits4-ltdo-quick-lambda-0": ["oc-i-p", "po-c-i"],
@@ -948,7 +950,7 @@ def test_same_records_same_bytes_in_any_order(add: Add, tmp_path: Path) -> None:
         for seed in (1, 0):
             for scenario in PAIR:
                 add(method, scenario, seed, (0.3 + seed / 10,))
-    runs = read_runs(tmp_path)
+    runs = read_frame(tmp_path)
     (one,), (two,) = frames(runs), frames(runs[::-1])
     for write in (markdown, latex, csv_text):
         texts = {write(build(t.name, t.description, t.runs)) for t in (one, two)}
@@ -1186,7 +1188,7 @@ def test_a_table_shows_the_complete_setup_of_the_highest_rank(tmp_path: Path) ->
             save(tmp_path, record(method, seed=seed, recipe=recipe, settings=settings, **more))
 
     def shown(recipe: str | None = None) -> tuple[set[str], Any]:
-        asked, runs = of_setup(table, read_runs(tmp_path), recipe)
+        asked, runs = of_setup(table, read_frame(tmp_path), recipe)
         return {run.recipe for run in runs}, asked.where["partition.clients"]
 
     run("laptop", "fedavg", 3)
@@ -1202,7 +1204,7 @@ def test_a_table_shows_the_complete_setup_of_the_highest_rank(tmp_path: Path) ->
     assert shown() == ({"desktop"}, 20)
     run("pardon", "fedavg", 1)
     assert shown() == ({"desktop"}, 20)
-    asked, runs = of_setup(table, read_runs(tmp_path))
+    asked, runs = of_setup(table, read_frame(tmp_path))
     grid = build("t", asked, runs)
     assert {column.group for column in grid.columns} == {"PACS"}
     ((heads, command),) = grid.absent
@@ -1221,14 +1223,14 @@ def test_a_table_shows_the_papers_setup_or_else_the_fullest(add: Add, tmp_path: 
     for seed in (0, 1):
         add(seed=seed, recipe="full")
     add(seed=0, recipe="other", train__lr=0.25)
-    shown = lambda *recipe: {r.recipe for r in of_setup(table, read_runs(tmp_path), *recipe)[1]}  # noqa: E731
+    shown = lambda *recipe: {r.recipe for r in of_setup(table, read_frame(tmp_path), *recipe)[1]}  # noqa: E731
     assert shown() == {"full"}
     assert shown("other") == {"other"}
     add(seed=0, recipe="ppdg", train__lr=0.125)
     assert shown() == {"ppdg"}
     by_recipe = [{"label": r, "where": {"recipe": r}} for r in ("full", "other")]
     asked = table.model_copy(update={"rows": [RowSpec.model_validate(row) for row in by_recipe]})
-    assert len(of_setup(asked, read_runs(tmp_path))[1]) == 4
+    assert len(of_setup(asked, read_frame(tmp_path))[1]) == 4
 
 
 @pytest.mark.parametrize(

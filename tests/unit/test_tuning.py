@@ -21,6 +21,7 @@ from feddg_bench.analysis.tables.generic import frames
 from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.config.schema import Resources
 from feddg_bench.plugins import load_method, names
+from feddg_bench.records.frame import read_frame
 from feddg_bench.records.record import RunRecord, TunedRecord
 from feddg_bench.records.runs import read_runs
 from feddg_bench.records.store import ResultsStore
@@ -702,7 +703,7 @@ def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Pat
     plain = [record(m, seed=1, settings={"train": {"lr": 0.002}}) for m in ("fedprox", "moon")]
     tuned = [tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}), tuned_record("fedavg", 0, 8)]
     save(tmp_path, *plain, *tuned)
-    first, second = frames(read_runs(tmp_path))
+    first, second = frames(read_frame(tmp_path))
     assert (first.name, second.name) == ("digits4-ltdo-quick", "digits4-ltdo-quick-tuned")
     assert {run.method for run in first.runs} == {"fedprox", "moon", "fedavg"}
     assert {run.method for run in second.runs} == {"fedprox", "fedavg"}
@@ -726,7 +727,7 @@ def test_missing_cells_are_filled_with_the_same_tuning(
     save(tmp_path, tuned_record("fedavg", 0, 8, **{"train.lr": 0.004}))
     elsewhere = record("fedavg", scenario="ic-p-o", settings={"train": {"lr": 0.004}})
     save(tmp_path, elsewhere.model_copy(update={"tuned": mine}))
-    (table,) = frames(read_runs(tmp_path))
+    (table,) = frames(read_frame(tmp_path))
     grid = build("t", table.description, table.runs)
     assert f" tuned={word}" in dict(grid.fills)["FedProx"]
     assert ("8 trials of one seed on ip-o-c under lodo" in " ".join(grid.definitions)) == (
@@ -740,7 +741,7 @@ def test_missing_cells_of_a_method_whose_recipe_won_are_filled_as_tuned(tmp_path
     mine = TunedRecord(trials=8, settings={"train.lr": 0.004})
     other = record("fedprox", scenario="ic-p-o", settings={"train": {"lr": 0.004}})
     save(tmp_path, other.model_copy(update={"tuned": mine}))
-    (table,) = frames(read_runs(tmp_path))
+    (table,) = frames(read_frame(tmp_path))
     assert " tuned=true" in dict(build("t", table.description, table.runs).fills)["FedAvg"]
 
 
@@ -757,7 +758,7 @@ def test_cells_of_another_protocol_take_the_tuning_of_the_runs_at_hand(tmp_path:
 def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
     save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}))
     save(tmp_path, tuned_record("fedavg", 0, 4), tuned_record("moon", 0, 4))
-    (table,) = frames(read_runs(tmp_path))
+    (table,) = frames(read_frame(tmp_path))
     caption = " ".join(build("t", table.description, table.runs).definitions)
     assert (
         "4 trials of one seed on ip-o-c: MOON, FedAvg; 8 trials of one seed on ip-o-c: FedProx"
@@ -771,7 +772,7 @@ def test_a_table_says_that_tuning_kept_the_recipe(tmp_path: Path, untuned: bool)
     save(tmp_path, tuned_record("fedprox", 0, 8), tuned_record("fedavg", 0, 8))
     if untuned:
         save(tmp_path, record("moon", settings={"train": {"lr": 0.002}}))
-    (table,) = frames(read_runs(tmp_path))
+    (table,) = frames(read_frame(tmp_path))
     said = " ".join(build("t", table.description, table.runs).definitions)
     kept = "each; the recipe's settings were selected for every row and are used in all scenarios"
     assert ("8 trials of one seed on ip-o-c" in said) != untuned
@@ -784,7 +785,7 @@ def test_rows_whose_rate_one_run_chose_are_marked(tmp_path: Path) -> None:
     several = tuned_record("moon", 0, 8, **{"train.lr": 0.004})
     seeds = {"tuned": several.tuned.model_copy(update={"seeds": 3})}  # type: ignore[union-attr]
     save(tmp_path, tuned_record("fedavg", 0, 8), several.model_copy(update=seeds))
-    (table,) = [t for t in frames(read_runs(tmp_path)) if t.name.endswith("tuned")]
+    (table,) = [t for t in frames(read_frame(tmp_path)) if t.name.endswith("tuned")]
     grid = build("t", table.description, table.runs)
     said = {line.label: [*line.footnotes] for line in grid.lines}
     rates = "at lr=0.004, FedAvg at lr=0.002"
@@ -800,7 +801,7 @@ def test_if_one_run_chose_the_rates_of_most_rows_the_caption_says_so_once(tmp_pa
     for method in ("fedprox", "moon"):
         save(tmp_path, tuned_record(method, 0, 8, **{"train.lr": 0.004}))
     save(tmp_path, tuned_record("fedavg", 0, 8))
-    (table,) = [t for t in frames(read_runs(tmp_path)) if t.name.endswith("tuned")]
+    (table,) = [t for t in frames(read_frame(tmp_path)) if t.name.endswith("tuned")]
     grid = build("t", table.description, table.runs)
     assert grid.footnotes == ("at lr=0.004, FedAvg at lr=0.002",)
     assert "last round; lr chosen by one run; no test" in grid.caption

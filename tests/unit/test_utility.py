@@ -13,8 +13,8 @@ from feddg_bench.analysis.figures.drawing import Picture, styled
 from feddg_bench.analysis.figures.series import Selection
 from feddg_bench.config.layers import merge
 from feddg_bench.config.recipes import load_recipe
+from feddg_bench.records.frame import read_frame
 from feddg_bench.records.record import RunRecord
-from feddg_bench.records.runs import read_runs
 from tests.fabricate_attacks import attack as fabricated
 from tests.fabricate_attacks import interval, result
 from tests.fabricate_records import record, save
@@ -46,7 +46,7 @@ def drawn(root: Path, records: list[RunRecord], attacks: list[AttackRecord]) -> 
     for made in records:
         save(root, made)
     with styled():
-        (found,) = utility(read_runs([root]), attacks, Selection((root,)))
+        (found,) = utility(read_frame([root]), attacks, Selection((root,)))
     return found
 
 

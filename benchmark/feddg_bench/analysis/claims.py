@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddg_bench.analysis.tables.build import of_table, p_text
 from feddg_bench.analysis.tables.columns import (
@@ -36,7 +36,6 @@ from feddg_bench.analysis.tables.writers import document
 from feddg_bench.common.titles import counted
 from feddg_bench.plugins import dataset_title
 from feddg_bench.records.differences import varying
-from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
     FEWEST,
     LEVEL,
@@ -48,6 +47,9 @@ from feddg_bench.records.statistics import (
     needed,
     simultaneous,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST = 999
 """Largest number of scenarios or seeds that is named as needed for a decision."""
@@ -111,8 +113,8 @@ class Test:
         return "holds" if self.comparison.difference.value > 0 else "does not hold"
 
 
-def claims(runs: Sequence[RecordedRun]) -> Iterator[PaperClaim]:
-    """Yield every claim of the papers' tables shipped with the suite.
+def claims(runs: pd.DataFrame) -> Iterator[PaperClaim]:
+    """Yield every claim of the papers' tables shipped with the suite, tested on a `read_frame`.
 
     Raises:
         DataError: If one cell would average runs that differ.

@@ -29,11 +29,12 @@ from feddg_bench.config.reading import known_name, listed, read_names
 from feddg_bench.engine.compatibility import is_rgb
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import names
-from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.sources import FOLDERS
 from feddg_bench.runs.request import Datasets, Plan
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from feddg_bench.analysis.figures.series import Selection
     from feddg_bench.analysis.figures.training import Trained
     from feddg_bench.records.rules import Rule
@@ -112,7 +113,7 @@ def _known(methods: str) -> Iterator[str]:
     return (known_name(name, known) for name in listed(methods))
 
 
-def _pictures(name: str, runs: list[RecordedRun], choice: Selection) -> Iterable[Picture | str]:
+def _pictures(name: str, runs: pd.DataFrame, choice: Selection) -> Iterable[Picture | str]:
     """Yield the figures called ``name``, or the reason why there is none."""
     from feddg_bench.analysis.figures import overhead, rankings, scores
     from feddg_bench.analysis.tables.generic import frames

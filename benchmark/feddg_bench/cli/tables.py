@@ -24,7 +24,8 @@ from feddg_bench.extensions import extensions
 from feddg_bench.plugins import load_method
 from feddg_bench.records import sources
 from feddg_bench.records.checksums import sums_faults
-from feddg_bench.records.runs import first_of_each, no_collection, read_folder, read_runs
+from feddg_bench.records.frame import read_frame
+from feddg_bench.records.runs import first_of_each, no_collection, read_folder
 from feddg_bench.records.store import pack_runs, unpack_runs
 from feddg_bench.records.tuning import pack_ledgers, unpack_ledgers
 
@@ -178,12 +179,14 @@ class TablesCommand(Shown):
             one = f"recipe {chosen.recipe}" if chosen.recipe else sources
             if against in recipe_names():
                 named = one, f"recipe {against}"
-                others = [run for run in runs if run.recipe == against]
-                runs = [run for run in runs if run.recipe != against]
+                others, runs = (
+                    runs[runs["recipe"] == against],
+                    runs[runs["recipe"] != against],
+                )
             else:
                 others, named = chosen.runs([Path(against)]), (one, f"{against.rstrip('/')}/")
             if chosen.recipe:
-                runs = [run for run in runs if run.recipe == chosen.recipe]
+                runs = runs[runs["recipe"] == chosen.recipe]
             grids = list(
                 differences_between(runs, others, named, cast("Rule", chosen.select or "last"))
             )
@@ -227,7 +230,7 @@ def report_command(
     where = read_filter(filters or ())
     folders, sources = record_folders(results)
     with no_collection():
-        data = gather(read_runs(folders), where)
+        data = gather(read_frame(folders), where)
         shown = figures(folders[0] / "figures") if with_figures else []
         page = render(data, shown).encode()
     path = out or folders[0] / "report.html"

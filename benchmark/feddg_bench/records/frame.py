@@ -1,8 +1,11 @@
-"""Records as pandas tables."""
+"""Records as pandas tables: `read_frame` with a row per run, `load_records` with one per value.
+
+Tables, claims, figures and the report read the first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -19,6 +22,23 @@ from feddg_bench.records.sources import asked_folders
 if TYPE_CHECKING:
     import pandas as pd
 
+COLUMNS = {
+    "key": "of settings and version; no two rows share it",
+    "method": "its name",
+    "version": "version of the method",
+    "dataset": "name of the data set",
+    "label": "name of a user's own data set; empty for any other",
+    "protocol": "its name",
+    "scenario": "its name",
+    "train": "training domains joined by `+`, in alphabetical order: the unit of replication",
+    "val": "second unseen domain, `None` if there is none",
+    "test": "test domain",
+    "seed": "seed",
+    "recipe": "name of the recipe",
+    "changed": "whether tuning chose other settings than the recipe's",
+    "run": "the run with its settings and measurements, a `RecordedRun`",
+}
+"""Columns of `run_frame` and their content."""
 _OF_RUN = ("key", "method", "dataset", "protocol", "scenario", "seed", "recipe")
 
 
@@ -55,7 +75,7 @@ def load_records(
     if rounds not in ("all", "last"):
         raise SettingsError(f"rounds: {rounds!r} cannot be read; expected 'all' or 'last'")
     runs = read_runs(asked_folders(results))
-    frame = run_frame(runs, settings)
+    frame = _with_settings(runs, settings)
     columns: dict[tuple[str, str, str], int] = {}
     parts = []
     for position in reversed(range(len(runs))):
@@ -91,7 +111,31 @@ def load_records(
     return whole
 
 
-def run_frame(
+def read_frame(results: Path | Sequence[Path]) -> pd.DataFrame:
+    """Return the runs of results folders as `run_frame` does, in the order of their keys.
+
+    Raises:
+        DataError: If a folder does not exist.
+    """
+    return run_frame(read_runs(results))
+
+
+def run_frame(runs: Sequence[RecordedRun]) -> pd.DataFrame:
+    """Return one row per run with the columns of `COLUMNS`."""
+    import pandas as pd
+
+    values = {name: [getattr(run, name) for run in runs] for name in COLUMNS if name != "run"}
+    values["label"] = [name or "" for name in values["label"]]
+    frame = pd.DataFrame({**values, "run": runs}, columns=[*COLUMNS], dtype=object)
+    return frame.astype({"version": "int64", "seed": "int64", "changed": bool})
+
+
+def kept(frame: pd.DataFrame, wanted: Callable[[RecordedRun], bool]) -> pd.DataFrame:
+    """Return the rows of a `run_frame` whose runs are wanted."""
+    return frame[np.array([wanted(run) for run in frame["run"]], bool)]
+
+
+def _with_settings(
     runs: Sequence[RecordedRun], settings: str | Sequence[str] | bool = ()
 ) -> pd.DataFrame:
     """Return one row per run: the columns of `load_records` that are constant within a run.

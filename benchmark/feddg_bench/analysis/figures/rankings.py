@@ -106,7 +106,7 @@ def critical_difference(methods: int, datasets: int) -> float:
     return q * math.sqrt(methods * (methods + 1) / (6 * datasets))
 
 
-def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
+def ranks(runs: pd.DataFrame, choice: Selection) -> Picture | str:
     """Draw average ranks over data sets with the critical difference (Demsar, JMLR 2006).
 
     Notes state the rank correlation of each pair of data sets.
@@ -114,19 +114,14 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     protocol that allows the most comparisons, unless none has two methods on two data sets. Returns
     a sentence if no two methods share two data sets.
     """
-    protocols = {run.protocol for run in runs}
-    each = [_shared([r for r in runs if r.protocol == p], choice) for p in sorted(protocols)]
-    enough = [found for found in each if min(found[0].shape) > 1]
-    table, notes = max(enough, key=lambda found: found[0].size) if enough else _shared(runs, choice)
-    under, shown = "", runs
+    each = [(protocol, mine, *_shared(mine, choice)) for protocol, mine in runs.groupby("protocol")]
+    enough = [found for found in each if min(found[2].shape) > 1]
+    under, shown, table, notes = ("", runs, *_shared(runs, choice))
     if enough:
-        (protocol,) = (
-            p for p, found in zip(sorted(protocols), each, strict=True) if found[0] is table
-        )
+        protocol, shown, table, notes = max(enough, key=lambda found: found[2].size)
         under = f", {TITLES.get(protocol, protocol)}"
-        shown = [run for run in runs if run.protocol == protocol]
     if min(table.shape) < 2:
-        there = Counter(run.dataset for run in runs)
+        there = Counter(runs["dataset"])
         found_only = [f"{counted(n, 'run')} of {dataset}" for dataset, n in sorted(there.items())]
         return (
             "ranks: needs two methods on at least two data sets; found only "
@@ -137,7 +132,7 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     found = table.rank(axis=1, ascending=False).mean().sort_values(kind="stable")
     gap = critical_difference(len(found), len(table))
     p = friedmanchisquare(*table.to_numpy().T).pvalue if len(found) > 2 else math.nan
-    figure, split = new_figure(6.6, 1.1 + 0.2 * len(found)), choice.split_of(shown)
+    figure, split = new_figure(6.6, 1.1 + 0.2 * len(found)), choice.split_of(shown["run"])
     _diagram(figure, found, gap if math.isnan(p) or p < LEVEL else math.inf)
     said = f"average rank over {len(table)} data sets ({', '.join(table.index)}), 1 is best; "
     said += f"{choice.rounds}{BOTH.get(split, '')}; ranks that differ by less than {gap:.2f} "
@@ -159,9 +154,9 @@ def ranks(runs: Sequence[RecordedRun], choice: Selection) -> Picture | str:
     return Picture(f"ranks{choice.suffix}", figure, sheet, tuple(notes))
 
 
-def _shared(runs: Sequence[RecordedRun], choice: Selection) -> tuple[pd.DataFrame, Sequence[str]]:
+def _shared(runs: pd.DataFrame, choice: Selection) -> tuple[pd.DataFrame, Sequence[str]]:
     """Return the means of the methods that data sets share, by data set, and notes on omissions."""
-    protocols = {run.protocol for run in runs}
+    protocols = {*runs["protocol"]}
     largest: dict[str, Frame] = {}
     for frame in sorted(frames(runs), key=lambda frame: (-len(frame.runs), frame.name)):
         largest.setdefault(frame.runs[0].dataset, frame)
@@ -214,7 +209,7 @@ Twins = Mapping[int, Sequence[RecordedRun]]
 """Seed -> its runs: the first, and those that differ from it only in rounding."""
 
 
-def noise(runs: Sequence[RecordedRun], choice: Selection) -> Iterator[Picture | str]:
+def noise(runs: pd.DataFrame, choice: Selection) -> Iterator[Picture | str]:
     """Yield a figure for each frame in which a method has enough seeds on one scenario.
 
     Runs of one seed that differ only in `BITS`, or that were made on another CPU and are in another

@@ -111,7 +111,7 @@ SWEEPS = {
 }
 
 
-def swept(runs: Sequence[RecordedRun], name: str, choice: Selection) -> list[Picture]:
+def swept(runs: pd.DataFrame, name: str, choice: Selection) -> list[Picture]:
     """Draw the key metric against a setting, for frames with runs at two or more of its values.
 
     With two settings, one is fixed: each of its values at which the other varies has a figure.

@@ -18,8 +18,9 @@ from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import composed, read_names
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import method_title, names
+from feddg_bench.records.frame import read_frame
 from feddg_bench.records.rules import RULES, UNSEEN, Rule, unseen_splits
-from feddg_bench.records.runs import RecordedRun, key_metric, read_runs
+from feddg_bench.records.runs import RecordedRun, key_metric
 from feddg_bench.records.sources import FOLDERS
 
 SPLIT_NAMES: Mapping[str, str] = {
@@ -52,8 +53,8 @@ class Selection:
         parts += [self.rule] if self.rule != "last" else []
         return f"-{file_name('-'.join(parts))}" if parts else ""
 
-    def runs(self) -> list[RecordedRun]:
-        """Return the selected runs.
+    def runs(self) -> pd.DataFrame:
+        """Return the selected runs, a row each; see `read_frame`.
 
         Raises:
             SettingsError: If a name is known neither to the suite nor to the records.
@@ -65,7 +66,7 @@ class Selection:
         ):
             if name not in known:
                 raise SettingsError(unknown(kind, name, known))
-        found = read_runs(self.results)
+        found = read_frame(self.results)
         said = ["feddg-bench run"]
         for field, what, installed in (
             ("dataset", "data set", names("data set")),
@@ -78,13 +79,13 @@ class Selection:
             asked = (asked,) if isinstance(asked, str) else asked
             if asked is None:
                 continue
-            if installed or found:
-                have = {getattr(run, field) for run in found}.union(installed)
+            have = {*found[field], *installed}
+            if have:
                 asked = read_names(what, asked, have)
             said += [f"--{field} {','.join(asked)}"] if asked else []
             same = {composed(name) for name in asked}
-            found = [run for run in found if composed(getattr(run, field)) in same]
-        if not found:
+            found = found[found[field].isin([name for name in have if composed(name) in same])]
+        if found.empty:
             folders = ", ".join(map(str, self.results))
             raise DataError(
                 f"no records in {folders} match; make some: {' '.join(said)}{self.into}"
@@ -101,7 +102,7 @@ class Selection:
         """The rounds that count, in the words of tables."""
         return RULE_SENTENCES[self.rule].format(metric="key metric")
 
-    def split_of(self, runs: Sequence[RecordedRun]) -> str:
+    def split_of(self, runs: Iterable[RecordedRun]) -> str:
         """Return the split to draw: as in tables, `test` where the runs have one unseen domain."""
         both = self.split == UNSEEN and len(unseen_splits(self.rule)) > 1
         measured = both and any(split == "val" for run in runs for split, *_ in run.table.columns)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddg_bench import __version__
 from feddg_bench.analysis.report.run_details import REPORTED_SPLITS, Details
 from feddg_bench.analysis.report.views import table_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
-from feddg_bench.analysis.tables.describe import RunFilter, fitting
+from feddg_bench.analysis.tables.describe import RunFilter, matching
 from feddg_bench.analysis.tables.generic import Frame, leaderboards, trained, varied
 from feddg_bench.common.errors import DataError, FeddgError
 from feddg_bench.data.protocols import TITLES
@@ -19,21 +19,25 @@ from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import RULES
 from feddg_bench.records.runs import RecordedRun
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def gather(runs: Sequence[RecordedRun], where: RunFilter | None = None) -> dict[str, Any]:
+
+def gather(runs: pd.DataFrame, where: RunFilter | None = None) -> dict[str, Any]:
     """Return the data of the report's page; the same runs give the same data.
 
     Raises:
         DataError: If no run matches, or a record is damaged.
     """
-    shown = fitting(runs, where or {})
+    chosen = matching(runs, where or {})
+    shown: list[RecordedRun] = [*chosen["run"]]
     if not shown:
-        raise DataError(_nothing(runs, where or {}))
+        raise DataError(_nothing([*runs["run"]], where or {}))
     details = Details()
-    tables = [table_view(table, details) for table in in_order(leaderboards(shown))]
+    tables = [table_view(table, details) for table in in_order(leaderboards(chosen))]
     told = {run for table in tables for row in table["rows"] for run in row["runs"]}
     keys = {details.runs[place]["key"] for place in told}
-    others = (table for table in varied(shown) if any(run.key not in keys for run in table.runs))
+    others = (table for table in varied(chosen) if any(run.key not in keys for run in table.runs))
     measured = {view["metric"] for table in tables for view in table["views"] if view["splits"]}
     named: dict[str, set[str | None]] = {}
     for run in shown:

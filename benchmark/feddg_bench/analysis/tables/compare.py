@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from feddg_bench.analysis.tables.columns import measured_columns
 from feddg_bench.analysis.tables.generic import Frame, leaderboards
@@ -15,10 +16,13 @@ from feddg_bench.records.rules import Rule, unseen_splits
 from feddg_bench.records.runs import RecordedRun, key_metric
 from feddg_bench.records.statistics import Measured, by_unit, compare
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def differences_between(
-    runs: Sequence[RecordedRun],
-    others: Sequence[RecordedRun],
+    runs: pd.DataFrame,
+    others: pd.DataFrame,
     named: tuple[str, str],
     rule: Rule = "last",
 ) -> Iterator[Grid]:

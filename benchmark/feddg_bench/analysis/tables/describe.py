@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,9 @@ from feddg_bench.config.schema import Section
 from feddg_bench.records.differences import setting_key
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS, RecordedRun
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Value = str | int | float | bool | None
 RunFilter = Mapping[str, Value | list[Value]]
@@ -259,7 +262,13 @@ def load_description(name: str, also: Collection[str] = ()) -> tuple[str, Descri
         raise SettingsError(f"table {path}: {error}") from error
 
 
-def fitting(runs: Sequence[RecordedRun], where: RunFilter) -> list[RecordedRun]:
+def matching(runs: pd.DataFrame, where: RunFilter) -> pd.DataFrame:
+    """Return the rows of a `run_frame` that match a filter."""
+    kept = {run.key for run in fitting(runs["run"], where)}
+    return runs[runs["key"].isin(kept)]
+
+
+def fitting(runs: Iterable[RecordedRun], where: RunFilter) -> list[RecordedRun]:
     """Return the runs that match a filter, in their order."""
     found = list(runs)
     for name, wanted in where.items():  # one key at a time: runs share few values of each

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from feddg_bench.analysis.tables.captions import BY_CLIENTS
 from feddg_bench.analysis.tables.describe import (
@@ -25,7 +25,7 @@ from feddg_bench.analysis.tables.describe import (
     check_names,
     fitting,
 )
-from feddg_bench.analysis.tables.setups import SPLIT, Setup, least_departing, setups, usual_settings
+from feddg_bench.analysis.tables.setups import SPLIT, TUNED, least_departing, setups, usual_settings
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
 from feddg_bench.common.titles import domain_title
@@ -45,6 +45,9 @@ from feddg_bench.records.metrics import Metric
 from feddg_bench.records.rules import UNSEEN, Rule, unseen_splits
 from feddg_bench.records.runs import FIELDS, RecordedRun, key_metric
 from feddg_bench.records.statistics import FEWEST
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 AGAINST = "fedavg"
 ADDED = {"data.background": "black", "data.exif": False}
@@ -91,20 +94,20 @@ class Frame:
 
 
 def frames(
-    runs: Sequence[RecordedRun], against: str | None = None, free: Collection[str] = ()
+    runs: pd.DataFrame, against: str | None = None, free: Collection[str] = ()
 ) -> list[Frame]:
     """Return the frames among runs, in the order of their names.
 
     Args:
-        runs: Any runs.
+        runs: Any runs, as of `read_frame`.
         against: Method that tables compare the others with; by default `AGAINST`, if it has runs.
         free: Settings in which runs of a frame may differ.
     """
     found: list[Frame] = []
-    for dataset, protocol, setup in _setups(runs):
-        name = _name(dataset, protocol, setup)
-        together = _together(setup.runs, free)
-        usual = usual_settings(setup.recipe, dataset) or together[0][0]
+    for name, title, recipe, members in _setups(runs):
+        together = _together(members, free)
+        first = members[0]
+        usual = usual_settings(first.recipe, first.dataset) or together[0][0]
         varied = varying(shared for shared, _ in together)
         for shared, mine in together:
             apart = assignments(values(differences(shared, usual, varied)))
@@ -114,16 +117,16 @@ def frames(
                 Frame(
                     name + (f"-{slug(apart)}" if apart else ""),
                     name,
-                    _describe(_title(dataset, protocol, setup) + more, mine, known),
+                    _describe(title + more, mine, known),
                     tuple(mine),
-                    setup.label,
+                    recipe,
                 )
             )
     return sorted(found, key=lambda frame: natural(frame.name))
 
 
 def leaderboards(
-    runs: Sequence[RecordedRun], against: str | None = None, recipe: str | None = None
+    runs: pd.DataFrame, against: str | None = None, recipe: str | None = None
 ) -> list[Frame]:
     """Return one frame for each data set, protocol and setup, or for those of one recipe.
 
@@ -178,7 +181,7 @@ def most_telling(frames: Sequence[Frame]) -> list[Frame]:
 def by_values(
     methods: Sequence[str],
     columns: str,
-    runs: Sequence[RecordedRun],
+    runs: pd.DataFrame,
     dataset: str | None = None,
     protocol: str | None = None,
     recipe: str | None = None,
@@ -205,7 +208,7 @@ def by_values(
     given = {"dataset": dataset, "protocol": protocol}
     where: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     asked = where | ({"method": list(methods)} if methods else {})
-    fit = fitting(runs, asked if recipe is None else {**asked, "recipe": recipe})
+    fit = fitting(runs["run"], asked if recipe is None else {**asked, "recipe": recipe})
     if not fit:
         said = ", ".join(f"{key} {value}" for key, value in {**asked, "recipe": recipe}.items())
         raise SettingsError(f"no run has {said}; `feddg-bench runs` lists them")
@@ -265,38 +268,34 @@ def _by_value(name: str, runs: Sequence[RecordedRun]) -> list[ColumnSpec]:
     ]
 
 
-def varied(runs: Sequence[RecordedRun], recipe: str | None = None) -> list[Frame]:
+def varied(runs: pd.DataFrame, recipe: str | None = None) -> list[Frame]:
     """Return all runs of each data set, protocol and setup, regardless of their settings."""
-    found = []
-    for dataset, protocol, setup in _setups(runs):
-        if recipe in (None, setup.recipe):
-            name = _name(dataset, protocol, setup)
-            title = f"{_title(dataset, protocol, setup)}: what was varied"
-            described = _describe(title, setup.runs, None)
-            found.append(Frame(f"{name}-variants", name, described, setup.runs, setup.label))
-    return found
+    return [
+        Frame(
+            f"{name}-variants",
+            name,
+            _describe(f"{title}: what was varied", members, None),
+            tuple(members),
+            setup,
+        )
+        for name, title, setup, members in _setups(runs)
+        if recipe in (None, members[0].recipe)
+    ]
 
 
-def _setups(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str, Setup]]:
-    """Yield data set, protocol and setup."""
-    groups: dict[tuple[str, str, str], list[RecordedRun]] = {}
-    for run in runs:
-        groups.setdefault((run.dataset, run.protocol, run.label or ""), []).append(run)
-    for (dataset, protocol, _), members in sorted(groups.items()):
-        for setup in setups(members):
-            yield dataset, protocol, setup
-
-
-def _name(dataset: str, protocol: str, setup: Setup) -> str:
-    """Return the stem of a frame's file names; its runs have one label."""
-    label = setup.runs[0].label
-    named = (dataset, label) if label else (dataset,)
-    return file_name(*named, protocol, setup.recipe) + "-tuned" * setup.tuned
-
-
-def _title(dataset: str, protocol: str, setup: Setup) -> str:
-    said = TITLES.get(protocol, protocol)
-    return f"{dataset_title(dataset, setup.runs[0].label)}, {said}, recipe {setup.label}"
+def _setups(runs: pd.DataFrame) -> Iterator[tuple[str, str, str, list[RecordedRun]]]:
+    """Yield the stem of file names, the title, the setup and its runs; these have one label."""
+    for (dataset, protocol, label), mine in runs.groupby(["dataset", "protocol", "label"]):
+        for setup, members in setups(mine):
+            recipe, tuned, _ = setup.partition(TUNED)
+            named = (dataset, label) if label else (dataset,)
+            title = f"{dataset_title(dataset, label or None)}, {TITLES.get(protocol, protocol)}"
+            yield (
+                file_name(*named, protocol, recipe) + "-tuned" * bool(tuned),
+                f"{title}, recipe {setup}",
+                setup,
+                [*members["run"]],
+            )
 
 
 def _describe(

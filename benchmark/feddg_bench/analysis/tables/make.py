@@ -15,6 +15,7 @@ from feddg_bench.analysis.tables.describe import (
     compared_with,
     fitting,
     load_description,
+    matching,
     named_tables,
     read_filter,
 )
@@ -34,9 +35,10 @@ from feddg_bench.config.reading import known_name
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import plugin_name
 from feddg_bench.records.differences import assignments, setting_text
+from feddg_bench.records.frame import read_frame
 from feddg_bench.records.metrics import METRICS, find_metric
 from feddg_bench.records.rules import RULES, Rule
-from feddg_bench.records.runs import RecordedRun, read_runs
+from feddg_bench.records.runs import RecordedRun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,9 +126,9 @@ class TableOptions:
             dataset=chosen.dataset and plugin_name("data set", chosen.dataset),
         )
 
-    def runs(self, folders: Sequence[Path]) -> list[RecordedRun]:
-        """Return the recorded runs that match the filters."""
-        return fitting(read_runs(folders), read_filter(self.filters or ()))
+    def runs(self, folders: Sequence[Path]) -> pd.DataFrame:
+        """Return the recorded runs that match the filters, a row each; see `read_frame`."""
+        return matching(read_frame(folders), read_filter(self.filters or ()))
 
     def table(
         self,
@@ -154,7 +156,7 @@ class Made(NamedTuple):
     """Finished tables."""
 
     grids: list[Grid]
-    runs: Sequence[RecordedRun]  # the runs that they are made from
+    runs: pd.DataFrame  # the runs that they are made from; see `read_frame`
     left: list[str] = []  # noqa: RUF012  # leaderboards of other setups, omitted by `all`
     others: int = 0  # number of runs in the leaderboards' setups with other settings
 
@@ -186,8 +188,8 @@ def make_tables(
     known = (*added, *WORDS, *also)
     named = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs, recipe = chosen.runs(folders), chosen.recipe
-    if recipe is not None and recipe not in {run.recipe for run in runs}:
-        raise SettingsError(unknown("recipe of these runs", recipe, {run.recipe for run in runs}))
+    if recipe is not None and recipe not in (there := {*runs["recipe"]}):
+        raise SettingsError(unknown("recipe of these runs", recipe, there))
     end = f"-{chosen.metric}" if chosen.metric else ""
     grids: list[Grid] = []
     left: list[str] = []
@@ -224,9 +226,9 @@ def make_tables(
     return Made(grids, runs, left, others)
 
 
-def _unfit(name: str, described: Description, runs: Sequence[RecordedRun], recipe: str) -> str:
+def _unfit(name: str, described: Description, runs: pd.DataFrame, recipe: str) -> str:
     """Return why a table shows no run of a recipe."""
-    mine = [run for run in runs if run.recipe == recipe]
+    mine = runs.loc[runs["recipe"] == recipe, "run"]
     lacking = {k: v for k, v in described.where.items() if not fitting(mine, {k: v})}
     why = "none of its runs fits a row and a column"
     if lacking:

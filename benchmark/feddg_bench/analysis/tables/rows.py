@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
-from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting
+from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting, matching
 from feddg_bench.analysis.tables.setups import (
-    Setup,
     Variant,
     in_track,
     least_departing,
@@ -23,10 +22,14 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.config.recipes import recipe_rank
 from feddg_bench.plugins import method_title
 from feddg_bench.records.differences import setting_text, varying
+from feddg_bench.records.frame import kept
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import curve
 from feddg_bench.records.runs import RecordedRun, metric_of
 from feddg_bench.records.statistics import Measured, Sample
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FRAMES = ("partition.", "federation.", "backbone.")
 """Prefixes of the settings that make up the setup of a paper's table."""
@@ -155,7 +158,7 @@ def _filters(columns: Sequence[MeasuredColumn]) -> dict[str, RunFilter]:
 
 
 def of_setup(
-    description: Description, runs: Sequence[RecordedRun], recipe: str | None = None
+    description: Description, runs: pd.DataFrame, recipe: str | None = None
 ) -> tuple[Description, Sequence[RecordedRun]]:
     """Return a table's description and runs in the setup that it shows.
 
@@ -169,29 +172,32 @@ def of_setup(
     columns = measured_columns(description, None)
     filters = [spec.where or {} for spec in description.rows]
     if any("recipe" in where for where in (*filters, *(column.where for column in columns))):
-        return description, runs
+        return description, [*runs["run"]]
     made = []
     free = {key: where for key, where in description.where.items() if not key.startswith(FRAMES)}
-    fit = fitting(runs, free)
+    fit = matching(runs, free)
     if description.paper and recipe is None:
-        fit = [run for run in fit if in_track(run, description.own_recipe)]
-    for setup in setups(fit):
-        if recipe in (None, setup.recipe):
-            adapted = in_frame_of(setup.runs[0], description)
-            rows = make_rows("", adapted, measured_columns(adapted, None), setup.runs)
+        fit = kept(fit, lambda run: in_track(run, description.own_recipe))
+    for _, setup in setups(fit):
+        mine = [*setup["run"]]
+        if recipe in (None, mine[0].recipe):
+            adapted = in_frame_of(mine[0], description)
+            rows = make_rows("", adapted, measured_columns(adapted, None), mine)
             if cells := {(row.label, place) for row in rows for place, _ in row.sample}:
                 numbers = sum(len(row.sample) for row in rows)
-                made.append((setup, adapted, cells, numbers))
+                made.append((mine, adapted, cells, numbers))
     whole = {cell for _, _, cells, _ in made for cell in cells}
 
-    def place(one: tuple[Setup, Description, set[Any], int]) -> tuple[bool, int, bool, int]:
-        setup, _, cells, numbers = one
+    def place(
+        one: tuple[list[RecordedRun], Description, set[Any], int],
+    ) -> tuple[bool, int, bool, int]:
+        (first, *_), _, cells, numbers = one
         complete = cells == whole
-        own = setup.recipe == description.own_recipe
-        return complete, recipe_rank(setup.recipe) * complete, own, numbers
+        own = first.recipe == description.own_recipe
+        return complete, recipe_rank(first.recipe) * complete, own, numbers
 
     best = max(made, key=place, default=None)
-    return (description, ()) if best is None else (best[1], best[0].runs)
+    return (description, ()) if best is None else (best[1], best[0])
 
 
 def in_frame_of(run: RecordedRun, description: Description) -> Description:

@@ -7,10 +7,10 @@ runs that depart least from the recipe's usual settings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddg_bench.common.errors import FeddgError
 from feddg_bench.config.recipes import recipe_names, unpublished
@@ -27,7 +27,11 @@ from feddg_bench.records.differences import (
     values,
     varying,
 )
+from feddg_bench.records.frame import kept
 from feddg_bench.records.runs import RecordedRun, flatten
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FRAME = (
     "backbone.name",
@@ -52,6 +56,9 @@ FRAME = (
 SPLIT = "data.split_csv"
 FILES = (SPLIT, "backbone.weights")
 """Settings recorded as a hash instead of the path that a command needs."""
+
+TUNED = ", tuned"
+"""End of the names of setups whose settings were tuned."""
 
 SELECT = "select"
 """Stands for the selection rule (not a setting) among the unpublished parts of a setup."""
@@ -164,36 +171,17 @@ def departures(
 # -------------------------------------------------------------------------------- setups
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Runs of one recipe."""
-
-    recipe: str
-    tuned: bool  # whether their settings were tuned
-    runs: tuple[RecordedRun, ...]
-
-    @property
-    def label(self) -> str:
-        """The recipe's name, with `, tuned` if its settings were tuned."""
-        return self.recipe + ", tuned" * self.tuned
-
-
-def setups(runs: Iterable[RecordedRun]) -> list[Setup]:
-    """Return the setups among runs, by recipe.
+def setups(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name and the runs of each setup: a recipe, with `TUNED` if settings were tuned.
 
     A run for which tuning chose the recipe's own settings can belong to both setups of its recipe.
     """
-    recipes: dict[str, list[RecordedRun]] = {}
-    for run in runs:
-        recipes.setdefault(run.recipe, []).append(run)
-    found = []
-    for recipe, members in sorted(recipes.items()):
-        plain = tuple(run for run in members if not run.changed)
-        if len(plain) == len(members) or not all(run.tuned for run in plain):
-            found.append(Setup(recipe, False, plain))
-        if len(plain) < len(members):
-            found.append(Setup(recipe, True, tuple(run for run in members if run.tuned)))
-    return found
+    for recipe, mine in runs.groupby("recipe"):
+        plain = mine[~mine["changed"]]
+        if len(plain) == len(mine) or not all(run.tuned for run in plain["run"]):
+            yield recipe, plain
+        if len(plain) < len(mine):
+            yield recipe + TUNED, kept(mine, lambda run: run.tuned is not None)
 
 
 def least_departing(
