@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from feddg_bench.common.errors import PluginError
+from feddg_bench.common.errors import PluginError, left_out
 from feddg_bench.plugins import load_plugin, names
 
 if TYPE_CHECKING:
@@ -88,5 +88,5 @@ def extensions() -> tuple[Extension, ...]:
         try:
             loaded.append(load_plugin("extension", name, Extension)())
         except PluginError as error:
-            logger.warning("the extension %s is left out: %s", name, error)
+            logger.warning(left_out(f"the extension {name}", error))
     return tuple(loaded)

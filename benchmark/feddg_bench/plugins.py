@@ -30,6 +30,7 @@ from feddg_bench.common.errors import (
     PluginError,
     SettingsError,
     in_a_line,
+    left_out,
     top,
     unknown,
 )
@@ -167,7 +168,7 @@ def read_plugins(kind: str, text: str | Iterable[str], load: Callable[[str], obj
 
 @cache
 def _say_left_out(kind: str, name: str, why: str) -> None:
-    logger.warning("the %s %s is left out: %s", kind, name, why)
+    logger.warning(left_out(f"the {kind} {name}", why))
 
 
 def load_method(name: str) -> type[Method]:

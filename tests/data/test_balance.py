@@ -82,7 +82,8 @@ def test_a_planned_run_says_each_once(
         request.plan()
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert lines == [
-        "data: 1 file is not read: 1 .heic; `feddg-bench data check folder` names them",
+        f"data: 1 file is not read: 1 .heic; `feddg-bench data check folder --data-root {root}` "
+        "names them",
         "data: test domains with fewer than 50 images: y (6), z (9); a single image changes "
         "accuracy by up to 16.7 points",
         "data: classes missing from a domain: y has no b; z has no a",

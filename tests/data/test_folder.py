@@ -204,7 +204,7 @@ def test_files_that_are_not_read_are_counted_by_ending(made):
     (made / "readme.txt").write_text("x")
     assert Folder(made).skipped() == (
         "6 files are not read: 2 .heic, 1 .txt, 1 .svg, 1 no ending, 1 image outside "
-        "<domain>/<class>/; `feddg-bench data check folder` names them"
+        f"<domain>/<class>/; `feddg-bench data check folder --data-root {made}` names them"
     )
 
 

@@ -286,7 +286,7 @@ def test_all_leaves_out_methods_that_were_not_tuned(tmp_path: Path, caplog: Any)
     one.ledger(Worths(tmp_path / "tuning")).save(tmp_path)
     request = asked(tmp_path, method="all", tuned=True, **words)
     assert [plan.settings.method for plan in request.plan(check=False)] == ["fedavg"]
-    said = "moon is left out: moon was not tuned on digits4, ltdo, recipe mine"
+    said = "left out: moon was not tuned on digits4, ltdo, recipe mine"
     assert said in [record.getMessage() for record in caplog.records]
 
 

@@ -15,7 +15,7 @@ import typer
 
 from feddg_bench.cli import complete
 from feddg_bench.cli.help import DATA, OUTPUT, SETUP, WHAT, WHERE, option
-from feddg_bench.common.errors import in_a_line
+from feddg_bench.common.errors import in_a_line, left_out
 from feddg_bench.common.notices import tell
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import Resources
@@ -447,7 +447,8 @@ def each_usable(kind: str, make: Callable[[str], T]) -> Iterator[T]:
         try:
             yield make(name)
         except Exception as error:
-            tell(f"feddg-bench: the {kind} {name} is left out: {in_a_line(error)}")
+            said = left_out(f"the {kind} {name}", in_a_line(error))
+            tell(f"feddg-bench: {said}")
 
 
 def print_json(value: Any) -> None:

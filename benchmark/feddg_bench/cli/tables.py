@@ -143,7 +143,7 @@ class TablesCommand(Shown):
             have = "has" if varied == 1 else "have"
             say(f"{counted(varied, 'run')} {have} other settings; --variants shows them, too")
         paths = []
-        if judged is not None:
+        if judged and ("claims" in names or any(claim.tested for claim in judged)):
             path = (self.out or folders[0]) / "claims.md"
             write_whole(path, claims_text(judged).encode(), sync=False)
             terminal().print(f"{tally(judged)}; wrote {path}", highlight=False)

@@ -122,6 +122,16 @@ def _shown(names: Sequence[str]) -> str:
     return shown
 
 
+def left_out(what: str, why: object) -> str:
+    """Return the message that something is left out; its name is there once.
+
+    >>> left_out("fedavg", "fedavg needs images"), left_out("fedavg", "no images")
+    ('left out: fedavg needs images', 'fedavg is left out: no images')
+    """
+    named = str(why).startswith(what)
+    return f"left out: {why}" if named else f"{what} is left out: {why}"
+
+
 def in_a_line(error: BaseException) -> str:
     """Return an exception in one line, with its type and place unless it is a `FeddgError`.
 

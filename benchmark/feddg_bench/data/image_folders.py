@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -170,9 +171,10 @@ class ImageFolderDataset(FileDataset):
         if not parts:
             return ""
         total = len(self.unread)
+        root = f" --data-root {shlex.quote(str(self.data_root))}" if self.data_root else ""
         return (
             f"{total:,} file{'s are' if total > 1 else ' is'} not read: {', '.join(parts)}; "
-            f"`feddg-bench data check {self.name}` names them"
+            f"`feddg-bench data check {self.name}{root}` names them"
         )
 
     def _domain_folders(self, folder: Path) -> dict[str, Path]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feddg_bench.common.errors import DataError, SettingsError, short, unknown
+from feddg_bench.common.errors import DataError, SettingsError, left_out, short, unknown
 from feddg_bench.common.files import cache_dir, from_here
 from feddg_bench.common.portable import begin_portable
 from feddg_bench.config.keys import canonical_settings, run_key
@@ -310,7 +310,7 @@ class Request:
                 plugin = outline(method)
                 frame = recipe_layers(recipe, self.dataset, method, plugin.needs, self.readings)
                 if everything and (why := self._unfit(frame, protocol, dataset, recipe)):
-                    _say_once(f"{method} is left out: {why}")
+                    _say_once(left_out(method, why))
                     continue
                 for scenario, splits in chosen:
                     named: Layer = {
