@@ -23,9 +23,8 @@ import feddg_methods
 from feddg_bench import plugins as registry
 from feddg_bench.common import files
 from feddg_bench.common.errors import PluginError, SettingsError
-from feddg_bench.common.files import shipped
 from feddg_bench.config.layers import merge, validate
-from feddg_bench.config.recipes import OTHERS, READINGS, load_recipe, recipe_names
+from feddg_bench.config.recipes import OTHERS, READINGS, load_recipe, read_recipe, recipe_names
 from feddg_bench.config.schema import MethodSettings, RunSettings
 from feddg_bench.core.method import Method
 from feddg_bench.engine.construction import build_run_method
@@ -557,8 +556,7 @@ def test_a_recipe_file_with_a_shipped_name_is_refused(recipe, tmp_path):
 
 def shipped_cases():
     for name in recipe_names():
-        path = shipped("sweeps/recipes") / f"{name}.yaml"
-        for dataset in yaml.safe_load(path.read_text())["datasets"]:
+        for dataset in read_recipe(name).datasets or {}:
             yield name, dataset
 
 
