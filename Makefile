@@ -5,7 +5,7 @@ BIN := .venv/bin
 # On x86-64 CPUs with AVX2: compute the same bits on all of them.
 PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.* fma ' /proc/cpuinfo && echo --portable)
 
-.PHONY: demo pacs test nightly smoke full check bench peers fix docs digests cards packages install clean
+.PHONY: demo pacs test nightly smoke full check bench gpu peers fix docs digests cards packages install clean
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo $(PORTABLE)
@@ -55,8 +55,11 @@ check: .venv/developed  ## lint and types
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/developed  ## costs: writes results/benchmarks.md, half an hour
-	$(BIN)/python -m tests.benchmarks
+bench: .venv/developed  ## costs: writes results/benchmarks.md, less than half an hour
+	$(BIN)/python -m tests.benchmarks --anew
+
+gpu: .venv/developed  ## the same for a GPU: its section of results/benchmarks.md, ten minutes
+	$(BIN)/python -m tests.benchmarks.gpu
 
 peers: .peers/installed  ## pfl-research in a separate folder; `make bench` measures it if installed
 

@@ -1,7 +1,9 @@
-"""Run the benchmarks and write their table: ``python -m tests.benchmarks [NAME ...]``.
+"""Run benchmarks and write their page: ``python -m tests.benchmarks [--anew] [NAME ...]``.
 
-Without names, all benchmarks run and ``results/benchmarks.md`` is written. With names, or parts of
-names of benchmarks or files, rows are only printed.
+Each part writes its rows to ``build/benchmarks`` at once; once all parts are there, the page
+``results/benchmarks.md`` is made of them. Without names, the parts that have no rows run, so a
+stopped command goes on; ``--anew`` first removes all. With names, or parts of names of benchmarks
+or files, these run again.
 """
 
 from __future__ import annotations
@@ -15,53 +17,49 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from feddg_bench.common.portable import describe_cpu
+from feddg_bench.common.portable import cpu_flags, describe_cpu
+from tests.benchmarks.gpu import section
 from tests.benchmarks.rows import ALL, Row
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "results" / "benchmarks.md"
+MEASURED = ROOT / "build" / "benchmarks"
 HEAD = """# Benchmarks of speed and memory
 
 Written by `make bench`. CPU: {cpu}, one thread, PyTorch {torch}. Unless stated otherwise, numbers
-are ratios of CPU time, measured alternately in one process on random images and weights. "PACS" is
-the setup of recipe `quick`: MobileNetV2 with frozen batch normalisation, 128 px, batches of 32, 57
-images per client.
+are ratios of CPU time, measured alternately in one process on random images and weights; the
+interval is that of the median, from order statistics. "PACS" is the setup of recipe `quick`:
+MobileNetV2 with frozen batch normalisation, 128 px, batches of 32, 57 images per client.
 
-{first}
-
-## All measurements
+## What a user waits for
 """
 COLUMNS = "| measurement | target | measured | remark |\n| --- | --- | --- | --- |"
 
-FIRST = (
-    "`run` with one round, over PyTorch's import",
-    "a round of 50 x 5 small steps, over a plain PyTorch loop",
-    "a round of 50 x 5 small steps, over pfl-research 0.6",
-    "a round of Digits4 `quick`, over a plain loop",
-    "training, folded",
-    "a round of copa",
-    "a sweep of PACS, recipe laptop",
-    "memory of a worker, fedavg, folded",
-    "memory of a run with two workers, pardon",
-    "memory of 2,000 clients over that of 20",
-)
-"""Beginnings of the ten rows that the page shows first, in this order: start, rounds, a sweep,
-memory and scale."""
+FIRST = ("start", "recipes", "encoding", "heads", "frozen_features", "tables_and_report")
+"""Parts that the page shows first, and that run first."""
+WIDE = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""Instructions that decide which kernels PyTorch takes."""
 
 
 def main() -> None:
     for path in sorted(Path(__file__).parent.glob("bench_*.py")):
         importlib.import_module(f"tests.benchmarks.{path.stem}")
-    if sys.argv[1:2] == ["--rows"]:
-        print(json.dumps(list(ALL[sys.argv[2]]())))
+    flags = {word for word in sys.argv[1:] if word.startswith("--")}
+    asked = [word for word in sys.argv[1:] if word not in flags]
+    if "--rows" in flags:
+        print(json.dumps(list(ALL[asked[0]]())))
         return
-    asked = sys.argv[1:]
-    chosen = [n for n in ALL if not asked or any(a in f"{ALL[n].__module__} {n}" for a in asked)]
-    if not chosen:
-        print(f"no benchmark has {' or '.join(asked)} in its name: {', '.join(ALL)}")
+    ordered = [*FIRST, *(name for name in ALL if name not in FIRST)]
+    if "--anew" in flags:
+        for file in MEASURED.glob("*.json"):
+            if file.stem in ALL:
+                file.unlink()
+    chosen = [n for n in ordered if any(a in f"{ALL[n].__module__} {n}" for a in asked)]
+    if asked and not chosen:
+        print(f"no benchmark has {' or '.join(asked)} in its name: {', '.join(ordered)}")
         sys.exit(2)
-    rows: list[Row] = []
-    parts: list[str] = []
+    if not asked:
+        chosen = [name for name in ordered if not (MEASURED / f"{name}.json").exists()]
     for name in chosen:
         started = time.monotonic()
         command = [sys.executable, "-m", "tests.benchmarks", "--rows", name]
@@ -69,19 +67,42 @@ def main() -> None:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
-        mine = [Row(*values) for values in json.loads(done.stdout.splitlines()[-1])]
-        how = " ".join((ALL[name].__doc__ or "").split())
-        parts.append(f"### {name.replace('_', ' ').capitalize()}\n\n{how}\n\n{table(mine)}\n")
-        print(parts[-1], flush=True)
-        rows += mine
+        MEASURED.mkdir(parents=True, exist_ok=True)
+        (MEASURED / f"{name}.json").write_text(done.stdout.splitlines()[-1])
+        print(part(name), flush=True)
         print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-    if not asked:
-        import torch
+    if lacking := [name for name in ordered if not (MEASURED / f"{name}.json").exists()]:
+        print(f"{TABLE.name} is not written yet: {', '.join(lacking)} not measured")
+        return
+    write_page(ordered)
 
-        version = torch.__version__.partition("+")[0]
-        first = [next(row for row in rows if row.what.startswith(start)) for start in FIRST]
-        head = HEAD.format(cpu=describe_cpu(), torch=version, first=table(first))
-        TABLE.write_text("\n".join([head, *parts]))
+
+def write_page(names: Sequence[str]) -> None:
+    """Write the page."""
+    import torch
+
+    model = next(
+        (line.partition(": ")[2] for line in _cpuinfo() if line.startswith("model name")),
+        describe_cpu(),
+    )
+    cpu = f"{model} ({', '.join(f for f in WIDE if f in cpu_flags()) or describe_cpu()})"
+    head = HEAD.format(cpu=cpu, torch=torch.__version__.partition("+")[0])
+    first, rest = names[: len(FIRST)], names[len(FIRST) :]
+    gpu = section(MEASURED / "gpu.json")
+    pages = [head, *map(part, first), gpu, "## Other measurements\n", *map(part, rest)]
+    TABLE.write_text("\n".join(pages))
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def part(name: str) -> str:
+    """Return the section of a benchmark: how it measures, and its table."""
+    mine = [Row(*values) for values in json.loads((MEASURED / f"{name}.json").read_text())]
+    how = " ".join((ALL[name].__doc__ or "").split())
+    return f"### {name.replace('_', ' ').capitalize()}\n\n{how}\n\n{table(mine)}\n"
 
 
 def table(rows: Sequence[Row]) -> str:

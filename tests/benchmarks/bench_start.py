@@ -46,5 +46,27 @@ def start() -> Iterator[Row]:
     alone, libraries, ours = (statistics.median(column) for column in zip(*taken[1:], strict=True))
     yield Row("PyTorch's import", alone, unit=" s")
     yield Row("PyTorch, Lightning, torchmetrics and a step of Adam", libraries, unit=" s")
-    yield Row("`run` with one round", ours, most=5.0, unit=" s")
+    yield Row("`run` with one round", ours, unit=" s")
     yield Row("`run` with one round, over PyTorch's import", ours / alone, most=2.3)
+
+
+@benchmark
+def tables_and_report() -> Iterator[Row]:
+    """CPU seconds of whole processes on the records of `results`, whose index is there, over the
+    import of PyTorch, which neither needs; medians of three."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {
+            "`tables generic --recipe laptop`": ("tables", "generic", "--recipe", "laptop"),
+            "`tables all`": ("tables", "all"),
+            "`report`": ("report",),
+        }
+        out = {"`report`": f"{folder}/report.html"}
+        for what, command in commands.items():
+            place = ("--results", "results", "--out", out.get(what, folder))
+            taken = [
+                (_cpu("-m", "feddg_bench", *command, *place), _cpu("-c", "import torch"))
+                for _ in range(4)  # the first reads the records and writes the index
+            ][1:]
+            ours, alone = (statistics.median(column) for column in zip(*taken, strict=True))
+            yield Row(f"{what}, over PyTorch's import", ours / alone)
+            yield Row(what, ours, unit=" s")

@@ -217,7 +217,6 @@ def test_a_run_stopped_on_a_gpu_goes_on_elsewhere(
 
 @pytest.mark.nightly
 def test_a_profile_on_a_gpu_needs_no_data(feddg: Callable[..., Any]) -> None:
-    """Called as in ``tests/benchmarks/gpu_resnet50.sh``, with a smaller network."""
     tiny = ("backbone.name=small_cnn", "backbone.projection=0", "data.image_size=16", "clients=2")
     pacs = ("--dataset", "pacs", "--recipe", "pardon", "--synthetic", "4", "per_round=1")
     for arithmetic in ("gpu.tf32=true", "train.precision=bf16-mixed"):
