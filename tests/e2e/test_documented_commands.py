@@ -60,6 +60,7 @@ PARSED = (
     "run --methods all --dataset pacs --recipe laptop --tuned",
     "run --dataset planted_tint --method ccst",
     "run --method fedavg,fedprox --num-seeds 3 --portable",
+    "run --method fedavg,pardon --scenario chalk --portable",
     "run --method fedavg --scenario ip-o-c --rounds 3 --portable",
     "sweep strength",
     "figures strength",
