@@ -413,19 +413,21 @@ def test_settings_with_code_of_their_own_are_not_on_file():
     for hyper, values in (
         ({"width": None, "kind": "b"}, {"width": None, "sizes": [3], "kind": "b"}),
         ({"width": 2}, {"width": 2, "sizes": [3], "kind": "a"}),
-        *(({name: other}, None) for name, other in OTHER),
+        *(({"width": two}, {"width": 2, "sizes": [3], "kind": "a"}) for two in ("2", 2.0)),
+        ({"width": "none", "sizes": [4]}, {"width": None, "sizes": [4], "kind": "a"}),
+        *(({name: wrong}, None) for name, wrong in WRONG),
     ):
         assert own.values(hyper) == values
         assert found[Own].own.values(hyper) is None
 
 
-OTHER = [
-    *[("width", wrong) for wrong in (0, True, "2", 2.0, "none")],
+WRONG = [
+    *[("width", wrong) for wrong in (0, True, "a", 2.5)],
     *[("kind", wrong) for wrong in ("c", "a | b", 2, None)],
-    *[("sizes", other) for other in ([3], [4], "3", 3)],
+    *[("sizes", wrong) for wrong in ("a", 3, [2.5])],
     ("size", 3),
 ]
-"""Names and values that only the class of settings refuses or converts."""
+"""Names and values that the class of settings refuses."""
 
 
 def test_a_run_that_was_planned_by_an_old_outline_is_refused_once(tmp_path, monkeypatch, anew):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin
+from functools import cached_property
+from typing import Any, Literal
 
+from pydantic import ValidationError, create_model
 from pydantic.fields import Field, FieldInfo
 from pydantic_core import to_jsonable_python
 
 from feddg_bench.config.layers import Layer, bounds_of, limited, paragraph, words_of
 from feddg_bench.config.schema import MethodSettings
 
-_PLAIN = {"number": (float, int), "int": (int,), "true or false": (bool,)}
-"""Kind of a setting -> types of values that its class takes as they are, numbers as floats."""
-
-_EXACT = 2**53
-"""Floats represent every whole number below."""
+_TYPES: dict[str, Any] = {"number": float, "int": int, "true or false": bool, "text": str}
+"""Types of settings by their words."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +39,6 @@ class Setting:
         """Description of the values that it accepts."""
         return limited(self.kind, self.bounds)
 
-    def takes(self, value: Any) -> bool:
-        """Return whether a value is valid for certain; only the class can tell of others."""
-        kind, null, _ = self.kind.partition(" or null")
-        if value is None:
-            return bool(null)
-        if isinstance(value, str):
-            return value in kind.split(" | ") and " | " in kind
-        if isinstance(value, list):
-            return bool(value == [] == self.default)
-        within = (getattr(operator, name)(value, limit) for name, limit in self.bounds.items())
-        return type(value) in _PLAIN.get(kind, ()) and abs(value) < _EXACT and all(within)
-
 
 @dataclass(frozen=True)
 class OwnSettings:
@@ -75,23 +61,26 @@ class OwnSettings:
     def values(self, given: Mapping[str, Any]) -> Layer | None:
         """Return every value as JSON values, ``None`` if only the class can tell.
 
-        The class is needed for its message if a name or a value is wrong, and for values that it
-        converts, such as ``"0.1"`` for a number.
+        The class is needed for its message if a name or a value is wrong.
         """
-        given = {**self.presets.get(str(given.get(self.preset_of)), {}), **given}
-        known = given.keys() <= self.settings.keys()
-        if self.coded or not known or not all(self.settings[n].takes(v) for n, v in given.items()):
+        if self.coded:
             return None
-        values = {name: given.get(name, one.default) for name, one in self.settings.items()}
-        for name, value in values.items():
-            if type(value) is int and self.settings[name].kind.startswith("number"):
-                values[name] = float(value)
-            elif value == 0.0 and type(value) is float:
-                values[name] = 0.0  # in place of -0.0
-        for combination, _ in self.impossible:
-            if all(values[name] == value for name, value in combination.items()):
-                return None
-        return values
+        try:
+            return self._model.model_validate(given).model_dump(mode="json", warnings=False)
+        except ValidationError:
+            return None
+
+    @cached_property
+    def _model(self) -> type[MethodSettings]:
+        """A class with the same fields, by which Pydantic decides as by the method's own."""
+        fields: dict[str, Any] = {
+            name: (_type_of(one.kind), Field(one.default, **one.bounds))
+            for name, one in self.settings.items()
+        }
+        model = create_model("Own", __base__=MethodSettings, **fields)
+        model.presets, model.preset_of = self.presets, self.preset_of
+        model.impossible = self.impossible
+        return model
 
 
 def own_settings_of(model: type[MethodSettings]) -> OwnSettings:
@@ -128,11 +117,15 @@ def _is_plain(field: FieldInfo) -> bool:
     again: Any = Field(field.default, description=field.description, **bounds_of(field))
     annotation: Any = field.annotation
     same = repr(FieldInfo.from_annotated_attribute(annotation, again)) == repr(field)
-    return same and all(isinstance(choice, str) for choice in _choices(field.annotation))
+    return same and bool(_type_of(words_of(annotation)) == annotation)
 
 
-def _choices(annotation: Any) -> list[Any]:
-    inner = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return [*inner]
-    return [choice for part in inner for choice in _choices(part)]
+def _type_of(words: str) -> Any:
+    """Return the type that `words_of` describes, ``None`` for any but the usual ones."""
+    kind, null, _ = words.partition(" or null")
+    each = _TYPES.get(kind.removeprefix("list of "))
+    if " | " in kind:
+        each = Literal[tuple(kind.split(" | "))]
+    elif each and kind.startswith("list of "):
+        each = tuple[each, ...]
+    return each | None if each and null else each
