@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.schema import GpuSettings, Resources, RunSettings
+from feddg_bench.config.schema import GpuSettings, Resources
 from feddg_bench.engine.devices import find_devices, open_executor
 from feddg_bench.engine.executors import Executor, SerialExecutor
-from feddg_bench.engine.gpu import GIB, check_gpus, placement, training_memory, use_gpu
+from feddg_bench.engine.gpu import check_gpus, placement, use_gpu
 from feddg_bench.runs import outlook
 from feddg_bench.runs.request import Request
-from feddg_bench.testing import start_toy_run, toy_settings
+from feddg_bench.testing import start_toy_run
 from tests.helpers import pixel, same_on
 from tests.standin.conftest import METHODS, UNCROPPED
 
@@ -77,58 +77,14 @@ def test_one_device_or_one_worker_is_this_process() -> None:
     assert isinstance(open_executor(Resources(device="standin", workers=1)), SerialExecutor)
 
 
-# ------------------------------------------------------------------------------- memory
-
-
-def resnet(**train: Any) -> RunSettings:
-    backbone = {"name": "resnet50", "pretrained": False}
-    return toy_settings({"data": {"image_size": 64}, "backbone": backbone, "train": train})
-
-
-def test_the_memory_of_training_counts_weights_moments_and_activations() -> None:
-    some, more = training_memory(resnet(batch_size=4), 3), training_memory(resnet(batch_size=8), 3)
-    weights = 23_508_032 * 4  # ResNet-50 without its classifier
-    assert more - some > 4 * 64 * 64 * 3 * 4  # size of four more images
-    plain = training_memory(resnet(batch_size=4, optimizer="sgd"), 3)
-    momentum = training_memory(resnet(batch_size=4, optimizer="sgd", momentum=0.9), 3)
-    assert some - plain == 2 * weights
-    assert momentum - plain == weights
-    saved = plain - 2 * weights - GIB // 2
-    one = (more - some) / 4
-    assert saved == pytest.approx(4 * one, rel=0.02)
-
-
-def test_activations_are_those_that_backward_holds() -> None:
-    """ResNet-50 keeps about 22 million numbers for one image at 224 px, as counted in papers."""
-    settings = [
-        toy_settings({"data": {"image_size": 224}}, resnet(batch_size=n).model_dump())
-        for n in (1, 2)
-    ]
-    settings = [
-        s.model_copy(update={"data": s.data.model_copy(update={"image_size": 224})})
-        for s in settings
-    ]
-    one, two = (training_memory(s, 3) for s in settings)
-    assert 70e6 < two - one < 110e6
-
-
-def test_memory_that_is_short_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    need = training_memory(toy_settings(), 3) / GIB
-    monkeypatch.setenv("STANDIN_FREE_GIB", str(2.5 * need))
-    check_gpus(toy_settings(), 3, [ONE, TWO, ONE, TWO])
-    with pytest.raises(SettingsError, match=r"standin:0.*--workers 4"):
-        check_gpus(toy_settings(), 3, [ONE, TWO] * 3)
-    monkeypatch.setenv("STANDIN_FREE_GIB", str(0.5 * need))
-    with pytest.raises(SettingsError, match=r"standin:1.*batch_size"):
-        check_gpus(toy_settings(), 3, [TWO])
-    check_gpus(toy_settings(), 3, ["cpu"])
+# -------------------------------------------------------------------------------- models
 
 
 def test_gpus_of_two_models_are_refused(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standin, "names", ("Fast", "Slow"))
     with pytest.raises(SettingsError, match=r"Fast.*Slow.*--device standin:0"):
-        check_gpus(toy_settings(), 3, [ONE, TWO])
-    check_gpus(toy_settings(), 3, [ONE, ONE])
+        check_gpus([ONE, TWO])
+    check_gpus([ONE, ONE])
 
 
 # ------------------------------------------------------------------------ how GPUs compute
@@ -249,16 +205,6 @@ def test_a_wrong_device_is_refused_before_images_are_decoded(
     assert all(word in done.err for word in words), done.err
     assert not list((tmp_path / "nothing").rglob("*.npy"))
     assert "decoded" not in done.err
-
-
-def test_too_little_memory_is_one_sentence(
-    feddg: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STANDIN_FREE_GIB", "0.25")
-    done = feddg("run", *TINY, "--device", ONE)
-    assert done.code == 2
-    assert "0.2 GiB" in done.err
-    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -307,10 +307,23 @@ class SingleImages(FedAvg):
         torch.nn.functional.batch_norm(torch.ones(1, 3), None, None, training=True)
 
 
-def test_a_batch_that_cannot_be_normalised_is_told_the_settings():
-    words = "batch of one", "train.batch_size=2", "federation.bn=frozen"
+class TooLarge(FedAvg):
+    """Runs out of the memory of a GPU."""
+
+    def training_step(self, batch, batch_idx):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (SingleImages, ("batch of one", "train.batch_size=2", "federation.bn=frozen")),
+        (TooLarge, ("CUDA out of memory", "smaller train.batch_size", "fewer --workers")),
+    ],
+)
+def test_an_error_of_pytorch_that_a_setting_prevents_names_it(method, words):
     with refused(SettingsError, *words) as caught:
-        start_toy_run(SingleImages).rounds(1)
+        start_toy_run(method).rounds(1)
     assert caught.value.__notes__ == ["client_2, round 1, fit"]
 
 

@@ -118,8 +118,6 @@ class SerialExecutor(Executor):
     def start(self, spec: WorkerSpec, method: Method) -> None:
         """Build the worker."""
         self.memories = {}
-        if not hasattr(self, "worker"):  # later on, we use part of the GPU's memory ourselves
-            check_gpus(spec.settings, spec.federation.channels, [spec.device])
         self.worker = Worker(spec, method)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Reply[Any]]:
@@ -327,11 +325,15 @@ class ProcessExecutor(FuturesExecutor):
     Args:
         n: Number of processes.
         places: Device of each process; by default the CPU.
+
+    Raises:
+        SettingsError: If the devices are GPUs of several models.
     """
 
     def __init__(self, n: int, places: Sequence[str] = ()) -> None:
         end_if_run_again()
-        self._places, self._checked = list(places) or ["cpu"] * n, False
+        self._places = list(places) or ["cpu"] * n
+        check_gpus(self._places)
         super().__init__(len(self._places))
 
     def open_pool(self) -> ProcessPoolExecutor:
@@ -362,15 +364,8 @@ class ProcessExecutor(FuturesExecutor):
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
     def placed(self, spec: WorkerSpec) -> list[WorkerSpec]:
-        """Return the `WorkerSpec` of each worker, with its device.
-
-        Raises:
-            SettingsError: If the GPUs are of several models, or have too little memory.
-        """
+        """Return the `WorkerSpec` of each worker, with its device."""
         places = self._places
-        if not self._checked:  # later on, our workers use part of the GPUs' memory
-            check_gpus(spec.settings, spec.federation.channels, places)
-            self._checked = True
         return [replace(spec, device=place, sharing=places.count(place)) for place in places]
 
 
