@@ -154,11 +154,11 @@ def nonfinite(payload: Any) -> Flaw | None:
     """
     tensors = {}
     for name, leaf in leaves(payload):
-        if isinstance(leaf, float) and not math.isfinite(leaf):
+        if isinstance(leaf, Tensor):
+            if (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel():
+                tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
+        elif isinstance(leaf, float) and not math.isfinite(leaf):
             return Flaw(name, "is NaN or infinity")
-        inexact = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-        if inexact and leaf.numel():
-            tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
     if not tensors:
         return None
     # The 2-norm bounds the largest absolute value from above, and takes a tenth of the time.

@@ -114,6 +114,13 @@ def leaves(payload: Any, name: str = "") -> list[tuple[str, Any]]:
     >>> [path for path, _ in leaves({"style": [1.0, 2.0], "count": 3})]
     ['style[0]', 'style[1]', 'count']
     """
+    if payload is None or isinstance(payload, int | float | str):
+        return [(name, payload)]
+    strange = type(payload).__name__
+    if isinstance(payload, Tensor):
+        if payload.layout == torch.strided and not payload.is_meta:
+            return [(name, payload)]
+        strange = f"tensor of layout {payload.layout} on {payload.device}"
     found: list[tuple[str, Any]] = []
     if isinstance(payload, Mapping):
         for key, item in payload.items():
@@ -125,11 +132,6 @@ def leaves(payload: Any, name: str = "") -> list[tuple[str, Any]]:
         for number, item in enumerate(payload):
             found += leaves(item, f"{name}[{number}]")
         return found
-    strange = type(payload).__name__
-    if isinstance(payload, Tensor) and (payload.layout != torch.strided or payload.is_meta):
-        strange = f"tensor of layout {payload.layout} on {payload.device}"
-    elif payload is None or isinstance(payload, Tensor | int | float | str):
-        return [(name, payload)]
     raise PluginError(
         f"a message holds a {strange}{name and f' as {name}'}; messages may hold dense "
         f"tensors, numbers, strings, booleans, None, and lists and dicts of these"

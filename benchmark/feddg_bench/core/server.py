@@ -304,16 +304,14 @@ class Server:
 
     def _flaw(self, call: str, reply: Reply[Any]) -> Flaw | None:
         """Count a reply, and return its first flaw, if any."""
-        sent = content(reply.value)
-        undeclared = sorted(set(sent) - set(self._uplink.get(call, ())))
-        if undeclared:
+        sent, declared = content(reply.value), self._uplink.get(call, ())
+        if undeclared := sorted(sent.keys() - declared):
             raise PluginError(
                 f"client function {call!r} sent {', '.join(undeclared)} from {reply.client}, which "
                 f"the method does not declare: add it to uplink[{call!r}]"
             )
         self.ledger.bytes["up"] += nbytes(sent)
         self.ledger.clients[reply.client] = reply.seconds.get("work", 0.0)
-        declared = self._uplink.get(call, ())
         forms = declared if isinstance(declared, Mapping) else {}
         sizes = dict(self._sizes)
         for name, value in sent.items():

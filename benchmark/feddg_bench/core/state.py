@@ -56,12 +56,12 @@ class ModuleState:
     def _copies(self, names: Iterable[str]) -> Weights:
         return {name: self.tensors[name].detach().clone() for name in names}
 
-    @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Write ``weights`` into the module in place; no parameter is replaced."""
         if weights:
             targets = [self.tensors[name] for name in weights]
-            torch._foreach_copy_(targets, list(weights.values()))
+            with torch.no_grad():
+                torch._foreach_copy_(targets, list(weights.values()))
 
     @contextmanager
     def serving(self, client: Client) -> Iterator[None]:

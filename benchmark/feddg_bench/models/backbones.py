@@ -182,10 +182,8 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
-        features: Tensor
         if type(self.net) is nn.Flatten:  # features [B, D, 1, 1] of a frozen encoder
-            features = self.projection(self.more(images.flatten(1)))
-            return features
+            return self._after(images.flatten(1))
         images = self.normalise(images)
         partly = images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled())
         if partly and not any(layer._forward_hooks for layer in self.net.modules()):
@@ -194,7 +192,14 @@ class Backbone(nn.Module):
             pooled = torch.cat([self.net(part) for part in parts])
         else:
             pooled = self.net(images)
-        features = self.projection(self.more(pooled))
+        return self._after(pooled)
+
+    def _after(self, pooled: Tensor) -> Tensor:
+        """Apply the layers after ``net``; calling those that do nothing costs one step in fifty."""
+        if len(self.more):
+            pooled = self.more(pooled)
+        projection = self.projection
+        features: Tensor = pooled if type(projection) is nn.Identity else projection(pooled)
         return features
 
     def new_classifier(self, num_classes: int) -> nn.Linear:
