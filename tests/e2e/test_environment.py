@@ -99,10 +99,8 @@ def _pictures(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.png")}
 
 
-@pytest.mark.parametrize(
-    "program",
-    ["jupyter", *(pytest.param(n, marks=pytest.mark.nightly) for n in EXPORTED if n != "jupyter")],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("program", EXPORTED)
 def test_figures_are_the_same(drawn: tuple[Path, dict[str, bytes]], program: str) -> None:
     folder, plain = drawn
     command(folder, EXPORTED[program], "figures", "overhead", "--out", program)

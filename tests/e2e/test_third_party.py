@@ -269,7 +269,7 @@ def test_lists_leave_out_what_cannot_be_used_and_say_so(
 
 @pytest.mark.parametrize(
     ("command", "fault"),
-    [*(("run --method", fault) for fault in FAULTS), ("tune --methods", "import")],
+    [*(("run --method", fault) for fault in FAULTS), ("tune --trials 4 --methods", "import")],
 )
 def test_all_methods_are_those_that_can_be_used(installed, feddg, caplog, command, fault):
     text, name, said = FAULTS[fault]
@@ -302,7 +302,6 @@ def test_a_method_that_cannot_be_used_is_refused_by_name(installed, feddg, fault
 def test_two_plugins_of_one_name_are_refused_by_name_and_else_left_out(installed, feddg, caplog):
     tiny = ("--scenario", "oc-i-p", "--rounds", 1, "--workers", 1, "data.image_size=8")
     assert feddg("run", "--method", "fedavg", *tiny).code == 0
-    before = feddg("tables", "all", "--format", "csv")
     installed("theirs", OWN, methods="fedavg=theirs:Mine", datasets="pacs=theirs:Data")
     twice = TWICE.format(kind="method", name="fedavg")
     one_sentence(feddg("run", "--method", "FedAvg", "--dry-run"), twice)
@@ -322,7 +321,7 @@ def test_two_plugins_of_one_name_are_refused_by_name_and_else_left_out(installed
         done = feddg(command)
         assert done.err == f"feddg-bench: the {kind} is left out: {said}\n"
     done = feddg("tables", "all", "--format", "csv")
-    assert done.code == before.code == 0
+    assert done.code == 0
     assert "Digits4, leave two domains out" in done.out
     assert "digits4 ltdo quick: 1" in feddg("results", "list").out
 

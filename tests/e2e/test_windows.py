@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WITHOUT = """
 import asyncio, multiprocessing.context, os, signal, subprocess, sys, tempfile
 LACKING = "curses fcntl grp pty pwd readline resource syslog termios tty"
@@ -26,6 +28,7 @@ main()
 """
 
 
+@pytest.mark.nightly
 def test_two_rounds_without_modules_that_windows_lacks(tmp_path: Path, cache: Path) -> None:
     settings = (
         "run --method fedavg --scenario ip-o-c --clients 4 --per-round 2 --rounds 2 --workers 1 "
