@@ -49,15 +49,12 @@ def torch_generator(
 
 
 @contextmanager
-def torch_stream(
-    root: int, *names: str | int, device: torch.device | str = "cpu"
-) -> Iterator[None]:
-    """Run a block on the named stream, and leave PyTorch's global generators unchanged.
+def torch_stream(root: int, *names: str | int) -> Iterator[None]:
+    """Run a block on the named stream, and leave PyTorch's global CPU generator unchanged.
 
-    Layers such as dropout draw from the global generator of their device; inside the block that
-    generator starts from the named seed.
+    Layers such as dropout draw from it; inside the block it starts from the named seed.
     """
-    with _torch_seed(derive_seed(root, *names), device):
+    with _torch_seed(derive_seed(root, *names), "cpu"):
         yield
 
 

@@ -6,7 +6,7 @@ quicken()
 
 from lightning import LightningModule  # noqa: E402
 from lightning.fabric import Fabric  # noqa: E402
-from lightning.fabric.plugins import MixedPrecision  # noqa: E402
+from lightning.fabric.plugins import MixedPrecision, Precision  # noqa: E402
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment  # noqa: E402
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy  # noqa: E402
 
@@ -15,5 +15,6 @@ __all__ = [
     "LightningEnvironment",
     "LightningModule",
     "MixedPrecision",
+    "Precision",
     "SingleDeviceStrategy",
 ]

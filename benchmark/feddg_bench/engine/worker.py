@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -25,6 +25,7 @@ from feddg_bench.core.lightning import (
     Fabric,
     LightningEnvironment,
     MixedPrecision,
+    Precision,
     SingleDeviceStrategy,
 )
 from feddg_bench.core.messages import LocalUpdate, Reply, Task, Weights, copied, leaves, plain
@@ -79,6 +80,13 @@ class WorkerSpec:
     counts: bool = True
 
 
+class _Precision(Precision):
+    """Lightning's float32, without a generator for each batch."""
+
+    def forward_context(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class _MixedPrecision(MixedPrecision):
     """Lightning's, with depthwise convolutions in float32 on a CPU."""
 
@@ -96,9 +104,8 @@ def _fabric(device: torch.device, precision: Literal["32-true", "bf16-mixed"]) -
     of its processes: `LightningEnvironment` keeps Fabric from reading the launcher's variables.
     """
     cuda = device.type == "cuda"
-    plugins: list[Any] = [LightningEnvironment()]
-    if precision != "32-true":
-        plugins.append(_MixedPrecision(precision, device.type))
+    mixed = None if precision == "32-true" else _MixedPrecision(precision, device.type)
+    plugins: list[Any] = [LightningEnvironment(), mixed or _Precision()]
     own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("LT_")}
     try:  # without the variables of `fabric run`, which has no plugin
         return Fabric(
