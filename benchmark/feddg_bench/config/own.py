@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import GenericAlias
 from typing import Any, Literal
 
 from pydantic import ValidationError, create_model
@@ -127,5 +128,5 @@ def _type_of(words: str) -> Any:
     if " | " in kind:
         each = Literal[tuple(kind.split(" | "))]
     elif each and kind.startswith("list of "):
-        each = tuple[each, ...]
+        each = GenericAlias(tuple, (each, ...))
     return each | None if each and null else each
