@@ -185,7 +185,7 @@ def test_what_is_no_folder_no_setting_and_no_table_is_named(made: Any, tmp_path:
 
 
 def test_tables_of_a_notebook(made: Any, tmp_path: Path) -> None:
-    records = made(("fedavg", "fedprox"), scenario=None)
+    records = made(("fedavg", "fedprox"), scenario="ip-o-c,oc-i-p")
     (table,) = fb.tables(results=tmp_path / "r").values()
     frame = table.frame()
     test = frame[(frame["method"] == "fedprox") & frame["run_keys"].notna()]
