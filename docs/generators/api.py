@@ -45,6 +45,15 @@ PARTS = {
     "Errors": ("FeddgError",),
 }
 """Heading -> public names; `pages` refuses to leave one out."""
+GIVEN = {
+    "feddg_bench.records.record.RunRecord": "evaluation, score, as_json",
+    "feddg_bench.analysis.tables.make.MadeTable": "frame, to_markdown, to_latex, notes",
+    "feddg_bench.runs.images.DomainImages": "",
+    "feddg_bench.runs.request.Plan": "title",
+    "feddg_bench.core.loop.RoundResult": "",
+    "feddg_bench.core.messages.Task": "",
+}
+"""Class of objects that calls return or observers receive -> its methods for users."""
 
 
 def pages() -> Iterator[Page]:
@@ -61,6 +70,9 @@ may change without notice.
     for heading, names in PARTS.items():
         text += f"## {heading}\n\n"
         text += "".join(_described(feddg_bench, "feddg_bench", name) for name in names)
+    text += "## Objects that calls return and observers receive\n\n"
+    for name, methods in GIVEN.items():
+        text += _directive("autoclass", name, f"   :members: {methods}\n" if methods else "")
     text += "## Tests of your own method or data set\n\n"
     text += "".join(_described(testing, "feddg_bench.testing", name) for name in testing.__all__)
     yield Page("api.md", text)
@@ -71,11 +83,9 @@ def _described(module: Any, path: str, name: str) -> str:
     if not isinstance(value, type | FunctionType):
         return f"```{{eval-rst}}\n.. py:data:: {path}.{name}\n\n   ``{value}``\n```\n\n"
     if inspect.isclass(value):
-        directive, options = "autoclass", ":members:\n"
-    else:
-        directive, options = "autofunction", ""
-    return (
-        f"```{{eval-rst}}\n.. {directive}:: {path}.{name}\n"
-        + "".join(f"   {line}\n" for line in options.splitlines())
-        + "```\n\n"
-    )
+        return _directive("autoclass", f"{path}.{name}", "   :members:\n")
+    return _directive("autofunction", f"{path}.{name}")
+
+
+def _directive(directive: str, name: str, options: str = "") -> str:
+    return f"```{{eval-rst}}\n.. {directive}:: {name}\n{options}```\n\n"
