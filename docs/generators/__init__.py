@@ -25,6 +25,8 @@ MODULES = (
     "repository",
 )
 ROOT = Path(__file__).parents[2]
+UNLISTED = "---\norphan: true\n---\n\n"
+"""Head of a page that the sidebar leaves out: every page repeats the sidebar, so long ones cost."""
 
 
 class Page(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from feddg_bench.cli.lists import _declared, _facts, _text, _value
 from feddg_bench.common.files import shipped
@@ -10,7 +10,7 @@ from feddg_bench.config.layers import dotted_fields
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import load_dataset, names, outline
 from feddg_bench.runs import cards
-from generators import ROOT, Page, table
+from generators import ROOT, UNLISTED, Page, table
 from generators.overview import method_table
 
 
@@ -18,13 +18,13 @@ def pages() -> Iterator[Page]:
     """Yield a list of methods, one of data sets, and one page for each of both."""
     methods = built_in("method")
     for name in methods:
-        yield Page(f"methods/{name}.md", _method(name))
+        yield Page(f"methods/{name}.md", UNLISTED + _method(name))
     yield Page("methods/index.md", _list_of_methods(methods))
     sets = []
     for name in built_in("data set"):
         facts = _facts(name, load_dataset(name))
         sets.append(facts)
-        yield Page(f"datasets/{name}.md", _dataset(facts))
+        yield Page(f"datasets/{name}.md", UNLISTED + _dataset(facts))
     yield Page("datasets/index.md", _list_of_data_sets(sets))
 
 
@@ -56,8 +56,7 @@ def _list_of_methods(names: list[str]) -> str:
 {len(names)} methods. The name of a method leads to its card; `feddg-bench methods show NAME` prints
 it, also of your own method. [Other suites](../suites.md) have other methods.
 
-{method_table(names)}
-{_contents(names)}"""
+{method_table(names)}"""
 
 
 def _dataset(facts: dict[str, object]) -> str:
@@ -89,10 +88,4 @@ def _list_of_data_sets(sets: list[dict[str, object]]) -> str:
 
 `feddg-bench datasets show NAME` prints these facts, also of your own data set.
 
-{table(("name", "title", "domains", "classes", "licence"), rows)}
-{_contents(str(facts["name"]) for facts in sets)}"""
-
-
-def _contents(pages: Iterable[str]) -> str:
-    """Return a table of contents that only the sidebar shows."""
-    return "```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
+{table(("name", "title", "domains", "classes", "licence"), rows)}"""

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from feddg_bench.analysis.tables.commands import repeat_command
 from feddg_bench.records.runs import RecordedRun, read_runs
 from generators import ROOT, Page, table
-from generators.cards import _contents
 
 Cell = Mapping[str, str]
 """A line of a table's CSV file."""
@@ -284,3 +283,8 @@ def _recorded(folder: Path, key: str) -> RecordedRun:
 @cache
 def _of_folder(folder: Path) -> dict[str, RecordedRun]:
     return {run.key: run for run in read_runs(folder)}
+
+
+def _contents(pages: Iterable[str]) -> str:
+    """Return a table of contents that only the sidebar shows."""
+    return "```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"

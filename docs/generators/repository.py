@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import PurePosixPath
 
-from generators import ROOT, Page
+from generators import ROOT, UNLISTED, Page
 
 OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 
@@ -25,7 +25,7 @@ def pages() -> Iterator[Page]:
     """Yield a copy of every page; the contents of a page written by hand may name it."""
     for path in sorted(copied()):
         text = (ROOT / path).read_text(encoding="utf-8")
-        yield Page(path, "---\norphan: true\n---\n\n" + relinked(text, path, f"generated/{path}"))
+        yield Page(path, UNLISTED + relinked(text, path, f"generated/{path}"))
 
 
 def relinked(text: str, path: str, shown: str) -> str:
