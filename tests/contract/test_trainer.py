@@ -61,7 +61,12 @@ def test_it_trains_and_comes_back_without_a_federation(name, tmp_path):
     assert 0 < training.logged_metrics["train_loss"] < 30
     moved = {n for n, p in method.named_parameters() if not torch.equal(p, before[n])}
     usual = {"classifier.bias", "backbone.net.0.weight"}
-    usual = {"fedclip": {"attention.0.weight"}, "zeroshot": set()}.get(name, usual)
+    own = {
+        "fedclip": {"attention.0.weight"},
+        "zeroshot": set(),
+        "fdse": {"classifier.bias", "backbone.net.0.dfe.weight"},
+    }
+    usual = own.get(name, usual)
     assert usual <= moved | {n.replace("classifier.2", "classifier") for n in moved}
 
     (measured,) = training.test(method, loader(), verbose=False)
