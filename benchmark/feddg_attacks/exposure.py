@@ -81,9 +81,11 @@ def measurements(
     """
     by_server = [record for record in records if record.attacker == "server"]
     for name, method in methods.items():
-        own = [(r, dotted(r.settings)) for r in by_server if r.method == name]
-        first = own[0][0] if own else None
-        usual = (first and usual_settings(first.recipe, first.dataset, name)) or {}
+        attacks = [record for record in by_server if record.method == name]
+        usual = (attacks and usual_settings(attacks[0].recipe, attacks[0].dataset, name)) or {}
+        flat = [dotted(record.settings) for record in attacks]
+        apart = [values(differences(settings, usual, sorted(settings))) for settings in flat]
+        own = list(zip(attacks, flat, apart, strict=True))
         done = [run for run in runs if run.method == name]
         for sent in sent_by(method.uplink):
             yield from _guarantees(done, name, sent)
@@ -128,7 +130,7 @@ def _guarantees(runs: Sequence[RecordedRun], method: str, sent: Sent) -> Iterato
 
 
 def _measured(
-    records: Sequence[tuple[AttackRecord, Mapping[str, Any]]],
+    records: Sequence[tuple[AttackRecord, Mapping[str, Any], Mapping[str, Any]]],
     usual: Mapping[str, Any],
     method: str,
     sent: Sent,
@@ -136,17 +138,16 @@ def _measured(
 ) -> Iterator[Measurement]:
     """Yield one figure for each client size and each combination of differing settings.
 
-    ``records`` come with their settings by dotted key.
+    ``records`` come with their settings by dotted key, and those that are not ``usual``.
     """
     item, (kind, about, figure) = sent.name, MEASURED[head]
-    of_kind = [(record, settings) for record, settings in records if record.kind == kind]
-    varied = {*varying(settings for _, settings in of_kind)} - SAME
+    of_kind = [(record, apart) for record, _, apart in records if record.kind == kind]
+    varied = {*varying(settings for record, settings, _ in records if record.kind == kind)} - SAME
     alike: dict[tuple[int, str, str], list[AttackResult]] = {}
     most = max(
         (r.times for record, _ in of_kind for r in record.results if r.item == item), default=0
     )
-    for record, settings in of_kind:
-        apart = values(differences(settings, usual, sorted(settings)))
+    for record, apart in of_kind:
         unusual = {k: v for k, v in apart.items() if k in varied and not isinstance(v, list)}
         frame = ", ".join(
             f"{key}={apart[key]}"
