@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from feddg_bench.config.layers import paragraph
 from feddg_bench.records import record
+from feddg_bench.records.frame import COLUMNS
 from generators import Page, table
 
 
@@ -29,6 +30,10 @@ and readers keep fields that they do not know. [`load_records`](api.md) turns re
 """
     for part in _parts(record.RunRecord):
         text += f"## {part.__name__}\n\n{paragraph(part.__doc__)}\n\n{_fields(part)}\n"
+    text += (
+        "## Runs as a DataFrame\n\nTables, claims, figures and the report read one row per run.\n\n"
+    )
+    text += table(("column", "content"), ((f"`{k}`", v) for k, v in COLUMNS.items()))
     yield Page("record.md", text)
 
 
