@@ -58,8 +58,16 @@ class Measured:
         return found
 
     def mean(self, positions: Sequence[int]) -> Evaluation:
-        """Return the mean of each number over some evaluations; all must be `alike`."""
-        return self._nested(self.numbers[positions].sum(axis=0) / len(positions))
+        """Return the mean of each number that some evaluations have, and the last count of images.
+
+        A single one keeps its texts.
+        """
+        if len(positions) == 1:
+            return self.evaluation(positions[0])
+        numbers, counts = self.numbers[positions], _counts(tuple(self.columns))
+        means = numbers.sum(axis=0) / len(positions)  # `ABSENT` where one lacks the column
+        means[counts] = numbers[-1, counts]
+        return self._nested(means)
 
     def _nested(self, row: NDArray[np.float64]) -> dict[str, dict[str, dict[str, Any]]]:
         found: dict[str, dict[str, dict[str, Any]]] = {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import fmean
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import shipped
-from feddg_bench.records.record import ScenarioRecord
 
 PAPERS = ("pardon", "fisc", "fedccrl", "ppdg")
 """Files of published numbers, the later version of a paper first."""
@@ -84,19 +83,24 @@ def _by(*columns: str) -> dict[tuple[str, ...], list[Published]]:
 
 
 def published_accuracy(
-    method: str, dataset: str, protocol: str, scenario: ScenarioRecord, split: str
+    method: str,
+    dataset: str,
+    protocol: str,
+    train: Collection[str],
+    domain: str | None,
+    split: str,
 ) -> Published | None:
-    """Return the published accuracy of a split's held-out domain, in percent, if there is one.
+    """Return the published accuracy on a split's held-out domain, in percent, if there is one.
 
     Only main results count: rows of ablations and sweeps carry a setting.
     """
-    wanted = (split, scenario.val if split == "val" else scenario.test, "accuracy")
+    wanted = (split, domain, "accuracy")
     for number in _by("method", "dataset", "protocol").get((method, dataset, protocol), ()):
-        row, train = number.row, number.row["train_domains"]
+        row, trained = number.row, number.row["train_domains"]
         if (
             (row["split"], row["domain"], row["metric"]) == wanted
             and row["setting"] in ("", "N=6")  # FedCCRL's main table names its six clients
-            and (not train or set(train.split("+")) == set(scenario.train))
+            and (not trained or {*trained.split("+")} == {*train})
         ):
             return number
     return None

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
-from statistics import fmean
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -91,10 +90,7 @@ def chosen_rounds(table: Measured, rule: Rule, metric: str) -> list[int]:
 def choose_evaluation(table: Measured, rule: Rule, metric: str) -> Evaluation | None:
     """Return the evaluation that a rule chooses, ``None`` if there is none; see `chosen_rounds`."""
     places = chosen_rounds(table, rule, metric)
-    if len(places) > 1 and table.alike:
-        return table.mean(places)
-    chosen = [table.evaluation(place) for place in places]
-    return _mean(chosen) if len(chosen) > 1 else next(iter(chosen), None)
+    return table.mean(places) if places else None
 
 
 def curve(table: Measured, split: str, metric: str, over: str = "images") -> list[float | None]:
@@ -105,20 +101,6 @@ def curve(table: Measured, split: str, metric: str, over: str = "images") -> lis
         return [pooled_metric(evaluation, split, metric, over) for evaluation in every]
     values: Any = pooled_metric(whole, split, metric, over)
     return [None] * count if values is None else list(values.tolist())
-
-
-def _mean(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Return the mean of each number that all evaluations have, and the number of images."""
-    found: Evaluation = {}
-    for split, parts in evaluations[-1].items():
-        for domain, measured in parts.items():
-            of_domain = [e.get(split, {}).get(domain, {}) for e in evaluations]
-            found.setdefault(split, {})[domain] = {
-                name: last if name == "images" else fmean(m[name] for m in of_domain)
-                for name, last in measured.items()
-                if isinstance(last, int | float) and all(name in m for m in of_domain)
-            }
-    return found
 
 
 def best_round(evaluations: Sequence[Evaluation], split: str, metric: str) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
@@ -28,7 +28,6 @@ from feddg_bench.analysis.tables.grid import DASH, MARKS, REFERENCE, Bold, Entry
 from feddg_bench.analysis.tables.rows import Row, by_round, choose_rows, fill_rows, on_split
 from feddg_bench.analysis.tables.setups import departures, own_choices
 from feddg_bench.records.published import Published, published_accuracy, published_number
-from feddg_bench.records.record import ScenarioRecord
 from feddg_bench.records.robustness import at_equal_id
 from feddg_bench.records.rules import CHOOSING, Rule
 from feddg_bench.records.runs import RecordedRun
@@ -118,7 +117,7 @@ def build(
             said += caveats(row.members, sheet.accuracy(row))
             of_runs = {
                 "recipe": "; ".join(sorted({run.recipe for run in row.members})),
-                "variant": row.variant.label if row.variant else "",
+                "variant": row.variant.label,
             }
             ours = tuple(entries[place] for entries in cells)
             lines.append(Line("ours", row.label, row.label, ours, facts | of_runs, tuple(said)))
@@ -154,7 +153,7 @@ def build(
             *map(captions.sentence, _frames(description, rows, outside, elsewhere)),
         ),
         _commands(missing, {column.number for column in columns} - silent),
-        {row.label: _runs(row) for row in rows if row.variant is not None},
+        {row.label: _runs(row) for row in rows if row.members},
         tuple(_absent(sheet, missing)),
     )
 
@@ -551,7 +550,12 @@ def _of_any_paper(
         if run is None:
             return None, {}
         number = published_accuracy(
-            row.method, run.dataset, run.protocol, _scenario(run), source.split
+            row.method,
+            run.dataset,
+            run.protocol,
+            run.train.split("+"),
+            run.get(source.split),
+            source.split,
         )
         if number is None:
             return None, {}
@@ -565,12 +569,6 @@ def _of_any_paper(
     mean = fmean(number.value for number in found)
     sources = "; ".join(dict.fromkeys(number.source for number in found))
     return Published(mean, sources), {}
-
-
-@cache
-def _scenario(run: RecordedRun) -> ScenarioRecord:
-    train = tuple(run.train.split("+"))
-    return ScenarioRecord(name=run.scenario, train=train, val=run.val, test=run.test)
 
 
 def _printed(found: Published, column: Column) -> Entry:

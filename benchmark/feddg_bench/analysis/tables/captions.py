@@ -374,7 +374,7 @@ def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
             own |= values(differences(run.settings, usual[run.dataset], keys))
             unlike |= unlike_recipe(run)
         unlike = {k: v for k, v in unlike.items() if k not in (row.where or {})}
-        apart = assignments({**(row.variant.differences if row.variant else {}), **unlike})
+        apart = assignments({**row.variant.differences, **unlike})
         said += [
             f"row {row.label} {verb} {', '.join(found)}"
             for verb, found in (
@@ -508,7 +508,7 @@ def other_rates(
         return {}
     theirs, said = _rates(reference), {}
     for row in rows:
-        apart = row.variant.differences if row.variant else {}
+        apart = row.variant.differences
         for dataset, rates in _rates(row).items():
             if theirs.get(dataset, rates) != rates and _RATE not in {*apart, *(row.where or {})}:
                 said[row] = f"at {_rate(rates)}, {reference.label} at {_rate(theirs[dataset])}"

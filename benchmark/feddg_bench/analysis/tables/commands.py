@@ -98,7 +98,7 @@ def _head(base: RecordedRun | None, recipe: str | None, where: Mapping[str, Any]
 def _settings(row: Row, base: RecordedRun | None, where: Mapping[str, Any]) -> str:
     """Return the settings in which the runs differ from their recipe, as ``KEY=VALUE``."""
     wanted = {} if base is None else {**overrides(base)}
-    for source in (row.variant.differences if row.variant else {}, where):
+    for source in (row.variant.differences, where):
         wanted |= {
             key: value
             for key, value in source.items()

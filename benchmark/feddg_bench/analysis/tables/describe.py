@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -253,13 +254,20 @@ def load_description(name: str, also: Collection[str] = ()) -> tuple[str, Descri
         SettingsError: If it is unknown, unreadable or invalid; the message names file and key.
     """
     path = find_yaml("table", "sweeps/tables", name, also=also)
+    return path.stem, _shipped(path) if path.stem == name else _described(path)
+
+
+def _described(path: Path) -> Description:
     layer = load_layer(path, "table")
     if "table" in layer:
         layer = {**layer, "table": str(layer["table"])}
     try:
-        return path.stem, validate(Description, layer)
+        return validate(Description, layer)
     except SettingsError as error:
         raise SettingsError(f"table {path}: {error}") from error
+
+
+_shipped = cache(_described)
 
 
 def matching(runs: pd.DataFrame, where: RunFilter) -> pd.DataFrame:

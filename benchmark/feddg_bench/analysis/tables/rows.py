@@ -31,6 +31,7 @@ from feddg_bench.records.statistics import Measured, Sample
 if TYPE_CHECKING:
     import pandas as pd
 
+NO_RUNS = Variant("", {}, ())
 FRAMES = ("partition.", "federation.", "backbone.")
 """Prefixes of the settings that make up the setup of a paper's table."""
 
@@ -42,7 +43,7 @@ class Row:
     spec: RowSpec
     label: str  # text of its first cell
     where: RunFilter | None  # filter of its runs, including the table's; None for published rows
-    variant: Variant | None = None  # its runs and differences; `None` without runs
+    variant: Variant = NO_RUNS  # its runs and differences
     values: dict[int, Sample] = field(default_factory=dict)  # column -> its values
     runs: dict[int, list[RecordedRun]] = field(default_factory=dict)  # column -> its runs
     silent: set[int] = field(default_factory=set)  # columns for which its runs have no number
@@ -50,7 +51,7 @@ class Row:
     @property
     def members(self) -> tuple[RecordedRun, ...]:
         """All its runs."""
-        return self.variant.runs if self.variant else ()
+        return self.variant.runs
 
     @property
     def method(self) -> str:
@@ -147,7 +148,7 @@ def _filled(table: str, row: Row, columns: Sequence[MeasuredColumn], free: Colle
     full = Row(row.spec, row.label, row.where, row.variant)
     order = sorted(row.members, key=lambda run: (run.scenario, run.seed, run.key))
     of_filter = {key: fitting(order, own) for key, own in _filters(columns).items()}
-    for column in columns if row.variant else ():
+    for column in columns if row.members else ():
         _fill(table, full, column, of_filter[repr(column.own)], free)
     return full
 

@@ -217,7 +217,9 @@ def _by_scenario(
 def _published(run: RunRecord, split: str) -> Published | None:
     if split not in ("val", "test") or run.metric.name != "accuracy":
         return None
-    found = published_accuracy(run.method, run.dataset, run.protocol, run.scenario, split)
+    held = run.scenario.val if split == "val" else run.scenario.test
+    domains = run.scenario.train, held
+    found = published_accuracy(run.method, run.dataset, run.protocol, *domains, split)
     if found is None:
         return None
     recipe, settings = RECIPES[found.row["paper"]], flatten(run.settings)
