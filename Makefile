@@ -61,10 +61,14 @@ bench: .venv/developed  ## costs: writes results/benchmarks.md, less than half a
 gpu: .venv/developed  ## the same for a GPU: its section of results/benchmarks.md, ten minutes
 	$(BIN)/python -m tests.benchmarks.gpu
 
-peers: .peers/installed  ## pfl-research in a separate folder; `make bench` measures it if installed
+peers: .peers/installed  ## pfl-research and Flower in a separate folder; `make bench` measures them if installed
 
 .peers/installed: .venv/developed
 	$(BIN)/python -m pip install --quiet --no-deps --target .peers pfl==0.6.0 multiprocess dill prv-accountant dp-accounting absl-py attrs dm-tree immutabledict mpmath
+	$(BIN)/python -m venv .peers/flower
+	.peers/flower/bin/python -m pip install --quiet 'flwr[simulation]==1.42.0'
+	$(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep="\n")' > .peers/torch.pth
+	mv .peers/torch.pth .peers/flower/lib/python3*/site-packages/
 	touch $@
 
 fix: .venv/developed  ## format, and apply ruff's fixes

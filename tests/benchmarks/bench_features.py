@@ -16,7 +16,7 @@ from feddg_bench.models.backbones import build_backbone
 from tests.benchmarks.bench_loop import CLASSES, LR, own, plain_round
 from tests.benchmarks.rows import Row, benchmark, cpu, interval, pairs
 
-CLIENTS, PER_CLIENT, WIDTH, ROUNDS, HELD, REPEATS = 4, 250, 1280, 9, 4000, 7
+CLIENTS, PER_CLIENT, WIDTH, ROUNDS, HELD, REPEATS = 4, 250, 1280, 9, 4000, 25
 """K clients a round, an evaluation of the held-out features after every nine rounds."""
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -160,6 +162,29 @@ def loop() -> Iterator[Row]:
     else:
         yield rows(f"{what} pfl-research 0.6", times, "ours", "pfl", most=1.0, why=WHY)
         yield rows("pfl-research 0.6 over the plain loop", times, "pfl", "plain")
+
+
+@benchmark
+def flower() -> Iterator[Row]:
+    """The round of the part "Loop" in Flower's simulation with one actor of one core, in another
+    process: seconds of a round by the clock, without start-up, over those of ours."""
+    what, python = "Flower's simulation, a round over ours", PEERS / "flower" / "bin" / "python"
+    if not python.exists():
+        yield Row(what, "not installed (`make peers`)")
+        return
+    clients, images, size, batch = 50, 50, 32, 10
+    federation = synthetic_federation(clients, images, size, CLASSES)
+    train = {"lr": LR, "optimizer": "sgd", "batch_size": batch, "local_epochs": 1}
+    ours, _ = own(mlp, federation, {"augment": UNCHANGED, "train": train})
+    ours()
+    started = time.perf_counter()
+    for _ in range(5):
+        ours()
+    seconds = (time.perf_counter() - started) / 5
+    script = str(Path(__file__).with_name("flower.py"))
+    done = subprocess.run([python, script, "6"], check=True, stdout=subprocess.PIPE, text=True)
+    theirs = float(done.stdout.split()[-1])
+    yield Row(what, theirs / seconds, why=f"{theirs:.2f} s and {seconds:.2f} s")
 
 
 @benchmark

@@ -297,9 +297,9 @@ class TrainSettings(Section):
     convolutions, such as MobileNetV2, where it is faster on a CPU."""
     depthwise_sums: bool = False
     """On a CPU, compute the weight gradient of a depthwise convolution as a sum of shifted products
-    if its output has fewer pixels than its kernel: much faster than PyTorch's kernel; changes the
-    last bits. Recommended for new recipes; existing ones leave it off, so that their keys and
-    records stay valid."""
+    if its output has fewer pixels than its kernel; changes the last bits. A round took 0.65 of the
+    time on AVX2 at 64 px, and equally long on AVX-512 at 96 px. Existing recipes leave it off, so
+    that their keys and records stay valid."""
 
 
 class FederationSettings(Section):
