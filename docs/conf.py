@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from pygments.lexers.shell import BashLexer
 from sphinx.util import logging
 
 HERE = Path(__file__).parent
@@ -62,6 +63,7 @@ def setup(app: Any) -> None:
     """Write the generated pages before Sphinx looks for pages, and check links at the end."""
     app.connect("config-inited", lambda *_: generators.write(HERE / "generated"))
     app.connect("source-read", relink)
+    app.add_lexer("console", BashLexer)  # commands without prompts, with comments
     app.connect("build-finished", check_links)
 
 
