@@ -191,6 +191,7 @@ def test_frozen_batch_statistics(start_run, toy_federation, recorder):
     assert not any(torch.equal(run.server.weights[n], before[n]) for n in affine)
 
 
+@pytest.mark.nightly
 def test_local_batch_normalisation(start_run, toy_federation, recorder):
     """Each client keeps its own affine parameters and statistics, and resumes from them."""
     run = resnet(start_run, toy_federation, recorder, "local")

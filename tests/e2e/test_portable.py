@@ -81,6 +81,7 @@ print(sums.double().tolist())
 """
 
 
+@pytest.mark.nightly
 @needs_avx2
 def test_computing_as_other_cpus_do_gives_other_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise the test above would prove nothing."""
