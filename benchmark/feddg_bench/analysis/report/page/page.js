@@ -27,7 +27,7 @@
   const h = make((tag) => document.createElement(tag));
   const svg = make((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
   const unique = (values) => [...new Set(values)].sort((a, b) => a.localeCompare(b, "en", {numeric: true}));
-  const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+  const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
   const megabytes = (bytes) =>
     bytes >= 1e5 || bytes === 0 ? `${(bytes / 1e6).toFixed(2)} MB` : `${(bytes / 1e3).toFixed(2)} kB`;
   const seconds = (value) => (typeof value === "number" ? `${value.toFixed(value < 10 ? 3 : 1)} s` : DASH);
