@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -19,7 +20,7 @@ from feddg_bench.config.reading import composed, read_names
 from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.plugins import method_title, names
 from feddg_bench.records.frame import read_frame
-from feddg_bench.records.rules import RULES, UNSEEN, Rule, unseen_splits
+from feddg_bench.records.rules import RULES, UNSEEN, Rule, curve, unseen_splits
 from feddg_bench.records.runs import RecordedRun, key_metric
 from feddg_bench.records.sources import FOLDERS
 
@@ -236,10 +237,11 @@ def over(frame: Frame, split: str, scenarios: Collection[str], points: pd.DataFr
 
 
 def curve_of(run: RecordedRun, split: str) -> dict[int, float]:
-    """Return the key metric on a split after each round that was evaluated.
-
-    Raises:
-        DataError: If the record is damaged.
-    """
-    values = {number: key_metric(run, evaluation, split) for number, evaluation in run.measured}
-    return {number: value for number, value in values.items() if value is not None}
+    """Return the key metric on a split after each round that was evaluated."""
+    parts = ("val", "test") if split == UNSEEN else (split,)
+    each = [curve(run.table, part, run.metric.name) for part in parts]
+    return {
+        number: fmean(map(run.metric.display, known))
+        for number, *values in zip(run.table.rounds, *each, strict=True)
+        if len(known := [value for value in values if value is not None]) == len(parts)
+    }
