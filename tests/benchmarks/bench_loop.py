@@ -182,7 +182,10 @@ def flower() -> Iterator[Row]:
         ours()
     seconds = (time.perf_counter() - started) / 5
     script = str(Path(__file__).with_name("flower.py"))
-    done = subprocess.run([python, script, "6"], check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([python, script, "6"], check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:  # on a busy machine its Ray gives up starting after 30 s
+        yield Row(what, "it did not start")
+        return
     theirs = float(done.stdout.split()[-1])
     yield Row(what, theirs / seconds, why=f"{theirs:.2f} s and {seconds:.2f} s")
 

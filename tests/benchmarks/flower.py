@@ -75,7 +75,7 @@ def main(rounds: int) -> None:
         client_app=ClientApp(client_fn=client),
         num_supernodes=CLIENTS,
         backend_config={
-            "init_args": {"num_cpus": 1},
+            "init_args": {"num_cpus": 1, "include_dashboard": False},
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         },
     )
