@@ -42,6 +42,7 @@ myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_heading_anchors = 4
 
 autodoc_typehints = "description"
+toc_object_entries = False  # each page copies the contents of all: these cost a third of the build
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True  # attributes are described once, where the class says what they are
 
