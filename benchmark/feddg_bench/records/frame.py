@@ -130,7 +130,7 @@ def run_frame(runs: Sequence[RecordedRun]) -> pd.DataFrame:
     return frame.astype({"version": "int64", "seed": "int64", "changed": bool})
 
 
-def kept(frame: pd.DataFrame, wanted: Callable[[RecordedRun], bool]) -> pd.DataFrame:
+def runs_where(frame: pd.DataFrame, wanted: Callable[[RecordedRun], bool]) -> pd.DataFrame:
     """Return the rows of a `run_frame` whose runs are wanted."""
     return frame[np.array([wanted(run) for run in frame["run"]], bool)]
 

@@ -10,7 +10,7 @@ from feddg_bench import __version__
 from feddg_bench.analysis.report.run_details import REPORTED_SPLITS, Details
 from feddg_bench.analysis.report.views import table_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
-from feddg_bench.analysis.tables.describe import RunFilter, matching
+from feddg_bench.analysis.tables.describe import RunFilter, filtered
 from feddg_bench.analysis.tables.generic import Frame, leaderboards, trained, varied
 from feddg_bench.common.errors import DataError, FeddgError
 from feddg_bench.data.protocols import TITLES
@@ -29,7 +29,7 @@ def gather(runs: pd.DataFrame, where: RunFilter | None = None) -> dict[str, Any]
     Raises:
         DataError: If no run matches, or a record is damaged.
     """
-    chosen = matching(runs, where or {})
+    chosen = filtered(runs, where or {})
     shown: list[RecordedRun] = [*chosen["run"]]
     if not shown:
         raise DataError(_nothing([*runs["run"]], where or {}))

@@ -270,7 +270,7 @@ def _described(path: Path) -> Description:
 _shipped = cache(_described)
 
 
-def matching(runs: pd.DataFrame, where: RunFilter) -> pd.DataFrame:
+def filtered(runs: pd.DataFrame, where: RunFilter) -> pd.DataFrame:
     """Return the rows of a `run_frame` that match a filter."""
     kept = {run.key for run in fitting(runs["run"], where)}
     return runs[runs["key"].isin(kept)]

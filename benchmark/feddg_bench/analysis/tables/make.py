@@ -13,9 +13,9 @@ from feddg_bench.analysis.tables.describe import (
     COSTS,
     Description,
     compared_with,
+    filtered,
     fitting,
     load_description,
-    matching,
     named_tables,
     read_filter,
 )
@@ -128,7 +128,7 @@ class TableOptions:
 
     def runs(self, folders: Sequence[Path]) -> pd.DataFrame:
         """Return the recorded runs that match the filters, a row each; see `read_frame`."""
-        return matching(read_frame(folders), read_filter(self.filters or ()))
+        return filtered(read_frame(folders), read_filter(self.filters or ()))
 
     def table(
         self,

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.analysis.tables.columns import MeasuredColumn, measured_columns, varied_keys
-from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, fitting, matching
+from feddg_bench.analysis.tables.describe import Description, RowSpec, RunFilter, filtered, fitting
 from feddg_bench.analysis.tables.setups import (
     Variant,
     in_track,
@@ -22,7 +22,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.config.recipes import recipe_rank
 from feddg_bench.plugins import method_title
 from feddg_bench.records.differences import setting_text, varying
-from feddg_bench.records.frame import kept
+from feddg_bench.records.frame import runs_where
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import curve
 from feddg_bench.records.runs import RecordedRun, metric_of
@@ -176,9 +176,9 @@ def of_setup(
         return description, [*runs["run"]]
     made = []
     free = {key: where for key, where in description.where.items() if not key.startswith(FRAMES)}
-    fit = matching(runs, free)
+    fit = filtered(runs, free)
     if description.paper and recipe is None:
-        fit = kept(fit, lambda run: in_track(run, description.own_recipe))
+        fit = runs_where(fit, lambda run: in_track(run, description.own_recipe))
     for _, setup in setups(fit):
         mine = [*setup["run"]]
         if recipe in (None, mine[0].recipe):

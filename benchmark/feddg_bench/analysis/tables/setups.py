@@ -27,7 +27,7 @@ from feddg_bench.records.differences import (
     values,
     varying,
 )
-from feddg_bench.records.frame import kept
+from feddg_bench.records.frame import runs_where
 from feddg_bench.records.runs import RecordedRun, flatten
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def setups(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         if len(plain) == len(mine) or not all(run.tuned for run in plain["run"]):
             yield recipe, plain
         if len(plain) < len(mine):
-            yield recipe + TUNED, kept(mine, lambda run: run.tuned is not None)
+            yield recipe + TUNED, runs_where(mine, lambda run: run.tuned is not None)
 
 
 def least_departing(
