@@ -608,12 +608,13 @@ def test_selection_refuses_unknown_names_and_says_what_would_make_records(
     add()
     one = Selection((tmp_path,), "digits4", "ltdo", ("oc-i-p",), ("fedavg",))
     assert len(one.runs()) == 1
+    assert len(replace(one, recipe=("mine",)).runs()) == 1
     for wanted, near in (
         ({"method": ("fedavgg",)}, "did you mean 'fedavg'"),
         ({"dataset": "digit4"}, "did you mean 'digits4'"),
         ({"protocol": "ltod"}, "did you mean 'ltdo'"),
         ({"scenario": ("oc-i-q",)}, "did you mean 'oc-i-p'"),
-        ({"recipe": "mime"}, "did you mean 'mine'"),
+        ({"recipe": ("mine", "mime")}, "did you mean 'mine'"),
         ({"split": "tset"}, "did you mean 'test'"),
     ):
         with pytest.raises(SettingsError, match=near):

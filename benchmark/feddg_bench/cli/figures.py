@@ -81,7 +81,7 @@ class Records:
     protocol: One = None
     scenario: Listed = None
     method: Listed = None
-    recipe: One = None
+    recipe: Listed = None
     split: Annotated[
         str, typer.Option(help="unseen (the mean of val and test), test, val, id_test or id_val.")
     ] = "unseen"
@@ -101,7 +101,7 @@ class Records:
             self.protocol,
             None if self.scenario is None else tuple(listed(self.scenario)),
             None if self.method is None else tuple(_known(self.method)),
-            self.recipe,
+            None if self.recipe is None else tuple(listed(self.recipe)),
             self.split,
             cast("Rule", self.select),
         )

@@ -42,7 +42,7 @@ class Selection:
     protocol: str | None = None  # name of a protocol
     scenario: tuple[str, ...] | None = None  # names of scenarios
     method: tuple[str, ...] | None = None  # names of methods
-    recipe: str | None = None  # label of a recipe
+    recipe: tuple[str, ...] | None = None  # labels of recipes
     split: str = UNSEEN  # the split whose key metric is drawn; see `split_of`
     rule: Rule = "last"  # the selection rule, if a single round of a run is drawn
 
