@@ -195,16 +195,16 @@ def shifted(maps: Tensor, phi: Tensor, draws: Tensor, noise: Tensor) -> Tensor:
         return maps
     style = image_styles(maps).detach()
     kept = torch.zeros(len(maps), dtype=torch.int64, device=maps.device)
-    kept[spread(style.flatten(1), draws)] = 1
+    kept[far_apart(style.flatten(1), draws)] = 1
     others = kept.argsort(stable=True)[: len(noise)]
     drawn = phi[0] + phi[1] * noise
     drawn[:, 1].clamp_(min=0)
     new = style.index_copy(0, others, drawn.to(style))
-    restyled = content(maps, style) * new[:, 1, :, None, None] + new[:, 0, :, None, None]
+    restyled = styleless(maps, style) * new[:, 1, :, None, None] + new[:, 0, :, None, None]
     return torch.where(kept.view(-1, 1, 1, 1) > 0, maps, restyled.to(maps.dtype))
 
 
-def spread(points: Tensor, draws: Tensor) -> Tensor:
+def far_apart(points: Tensor, draws: Tensor) -> Tensor:
     """Return the positions of points that k-means++ chooses as centres, int64 [K].
 
     The first centre is any point. Each further one has a probability that is proportional to its
@@ -270,13 +270,13 @@ def explored(maps: Tensor, extra: Tensor, alpha: float, other: Tensor, lam: Tens
     style = image_styles(maps).detach()  # [B, 2, C]
     copies = style[extra] + alpha * (style[extra] - style.mean(0))
     copies[:, 1].clamp_(min=0)
-    every, inner = torch.cat([style, copies]), content(maps, style)
+    every, inner = torch.cat([style, copies]), styleless(maps, style)
     lam = lam.to(style).view(-1, 1, 1)
     beta, gamma = (lam * every + (1 - lam) * every[other])[..., None, None].unbind(1)
     return (gamma * torch.cat([inner, inner[extra]]) + beta).to(maps.dtype)
 
 
-def content(maps: Tensor, style: Tensor) -> Tensor:
+def styleless(maps: Tensor, style: Tensor) -> Tensor:
     """Return (z - mu) / sigma of maps [B, C, H, W] with styles [B, 2, C]."""
     mu, sigma = style[..., None, None].unbind(1)
     return (maps - mu) / sigma

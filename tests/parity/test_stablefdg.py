@@ -26,7 +26,7 @@ from feddg_methods.stablefdg import (
     explored,
     partners_in_class,
     shifted,
-    spread,
+    far_apart,
 )
 from tests.helpers import ALL, bitwise, hyper, refused
 from tests.tester import MethodTester, Twin
@@ -126,13 +126,13 @@ def test_the_images_that_keep_their_style_are_seeds_of_k_means():
     rng = np.random.default_rng(0)
     for _ in range(20):
         points, draws = rng.normal(size=(9, 4)), rng.uniform(size=5)
-        found = spread(torch.from_numpy(points), torch.from_numpy(draws)).tolist()
+        found = far_apart(torch.from_numpy(points), torch.from_numpy(draws)).tolist()
         assert found == seeding(points, draws)
         assert len(set(found)) == 5
 
 
 def test_seeds_differ_even_if_points_do_not():
-    assert len(set(spread(torch.zeros(6, 2), torch.rand(6)).tolist())) == 6
+    assert len(set(far_apart(torch.zeros(6, 2), torch.rand(6)).tolist())) == 6
 
 
 def test_shifted_maps():

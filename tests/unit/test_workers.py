@@ -168,6 +168,31 @@ def test_a_training_step_without_a_loss(plugin, found):
         start_toy_run(plugin, ALL).rounds(1)
 
 
+class Noisy(FedAvg):
+    """Its server adds noise in the form of the weights."""
+
+    def aggregate(self, server, updates):
+        return {n: w + torch.randn_like(w) for n, w in super().aggregate(server, updates).items()}
+
+
+def test_layouts_of_weights_do_not_change_what_a_server_draws():
+    """Models are channels-last where they train; weights from another process are contiguous."""
+    settings = {"backbone": {"name": "small_cnn"}, "train": {"channels_last": True}}
+    run = start_toy_run(Noisy, settings | ALL)
+    run.rounds(1)
+    found = run.server.weights
+    assert any(w.dim() == 4 and min(w.shape[1:]) > 1 for w in found.values())
+    assert all(w.is_contiguous() for w in found.values())
+
+
+@pytest.mark.nightly
+def test_a_server_half_draws_the_same_beside_processes(two):
+    settings = {"backbone": {"name": "small_cnn"}} | ALL
+    here, there = (start_toy_run(Noisy, settings, executor=e) for e in (None, two))
+    here.rounds(1), there.rounds(1)
+    assert encode(here.server.weights) == encode(there.server.weights)
+
+
 @pytest.mark.nightly
 def test_an_exception_in_a_process_is_the_same(two):
     with pytest.raises(ValueError, match="no luck\nwith a second line") as caught:

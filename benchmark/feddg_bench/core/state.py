@@ -54,7 +54,9 @@ class ModuleState:
         return self._copies(self.private)
 
     def _copies(self, names: Iterable[str]) -> Weights:
-        return {name: self.tensors[name].detach().clone() for name in names}
+        # Contiguous, as they arrive from another process: randn_like draws in the order of memory.
+        layout = torch.contiguous_format
+        return {name: self.tensors[name].detach().clone(memory_format=layout) for name in names}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Write ``weights`` into the module in place; no parameter is replaced."""
