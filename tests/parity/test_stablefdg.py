@@ -24,9 +24,9 @@ from feddg_methods.stablefdg import (
     balancing,
     cycle,
     explored,
+    far_apart,
     partners_in_class,
     shifted,
-    far_apart,
 )
 from tests.helpers import ALL, bitwise, hyper, refused
 from tests.tester import MethodTester, Twin
