@@ -44,7 +44,12 @@ TRACKS = (
     Track(
         "Digits, networks from scratch",
         "Clients train a small network from random weights.",
-        ("tables/digits4-*.csv", "coverage/tables/digits4-*.csv", "tables/rmnist-*.csv"),
+        (
+            "handwritten/tables/handwritten-*.csv",
+            "tables/digits4-*.csv",
+            "coverage/tables/digits4-*.csv",
+            "tables/rmnist-*.csv",
+        ),
     ),
     Track(
         "Planted worlds",
