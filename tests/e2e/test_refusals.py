@@ -68,7 +68,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("run --clients 100000", "100000", "images"),
     *((f"run --clients {x}", "lients") for x in ("0", "-1", "x", "1000001", str(10**30))),
     *((f"run --per-round {x}", "per") for x in ("0", "-1", "x", str(10**30))),
-    *((f"run --rounds {x}", "rounds") for x in ("0", "-1", "x", "1.5", "1000001", LONG, "''")),
+    *((f"run --rounds {x}", "rounds") for x in ("-1", "0.5", "x", "1.5", "1000001", LONG, "''")),
     ("run --seeds a,b", "seeds 'a,b'", "0,1,2"),
     *((f"run --seeds {x}", "seeds") for x in ("''", "-1", "1.5", "0-", "3-1", str(2**63), LONG)),
     ("run backbone.weights=nowhere.pth pretrained=true", "nowhere.pth"),

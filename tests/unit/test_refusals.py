@@ -125,7 +125,7 @@ KINDS: dict[str, Kind] = {
     "train.drop_last_if_single": TRUTH,
     "train.precision": one_of("32-true", "bf16-mixed"),
     "train.channels_last": TRUTH,
-    "federation.rounds": whole(1, MANY),
+    "federation.rounds": whole(0, MANY),
     "federation.per_round": Kind(
         ("1", "4", "null"), ("0", "-1", "1.5", "true", "many", str(MANY + 1), "[1]", ".nan")
     ),
