@@ -38,6 +38,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"feddg_bench\.[a-z_]+\..*"),  # modules of our own that are not public
 ]
 
+smartquotes_action = "qe"  # `--seeds` in a sentence keeps both hyphens
 myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_heading_anchors = 4
 
