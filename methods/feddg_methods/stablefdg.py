@@ -221,7 +221,7 @@ def far_apart(points: Tensor, draws: Tensor) -> Tensor:
         total = (gaps * free).cumsum(0)
         centre = (total <= u * total[-1]).sum().clamp(max=len(points) - 1)
         free = free.index_fill(0, centre, 0)
-        distance = (points - points[centre]).square().sum(1) + TINY
+        distance = (points - points.index_select(0, centre[None])).square().sum(1) + TINY
         gaps = torch.minimum(gaps, distance) if chosen else distance
         chosen.append(centre)
     return torch.stack(chosen)

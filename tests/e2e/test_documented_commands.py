@@ -174,8 +174,13 @@ def place(tmp_path: Path, trained: dict[str, str], monkeypatch: pytest.MonkeyPat
     for name in ("records", "attacks"):
         shutil.copytree(ROOT / "results/leakage" / name, tmp_path / "runs" / name)
     shutil.copytree(ROOT / "results/noise/records", tmp_path / "runs/records", dirs_exist_ok=True)
-    shutil.copytree(ROOT / "results/noise/records", tmp_path / "results/noise/records")
-    shutil.copytree(ROOT / "results/worlds/records", tmp_path / "results/worlds/records")
+    for name in ("handwritten", "noise", "worlds"):
+        shutil.copytree(
+            ROOT / "results" / name / "records", tmp_path / "results" / name / "records"
+        )
+    (tmp_path / "results/records").mkdir()
+    for packed in (ROOT / "results/records").glob("pacs-ltdo-desktop*"):
+        shutil.copy(packed, tmp_path / "results/records")
     (tmp_path / "mine.yaml").write_text(SWEEP)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDDG_CONFIG", raising=False)

@@ -47,9 +47,9 @@ def feddg(*arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder: two data sets, two protocols, five methods, two seeds, one hostile run."""
+    """Return a folder: two data sets, two protocols, five methods, three seeds, one hostile run."""
     root = tmp_path_factory.mktemp("report")
-    fabricate.population(root, 80, rounds=5)
+    fabricate.population(root, 120, rounds=5)
     drop = {"dropped": [{"client": "client_001", "tensor": "head"}], "skipped": True}
     lonely = fabricate.record(
         HOSTILE,
@@ -69,7 +69,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(results: Path) -> Path:
     said = feddg("report", "--results", results)
-    assert "81 runs, 4 tables, 1 figure" in said
+    assert "121 runs, 4 tables, 1 figure" in said
     return results / "report.html"
 
 
@@ -204,12 +204,12 @@ def test_it_opens_with_the_numbers_of_the_tables(
     ]
     assert report.heads(LTDO)[0] == "method"
     assert report.heads(LTDO)[1] == "mean"
-    assert report.heads(LTDO)[-3:] == ["id_test", "difference", "excess"]
-    last = ["mean", *report.heads(LTDO)[-3:]]
+    assert report.heads(LTDO)[-4:] == ["id_test", "difference", "p_value", "excess"]
+    last = ["mean", "id_test", "difference", "excess"]
     feddg("tables", "generic", "--results", results, "--out", tmp_path, "--format", "csv")
     with (tmp_path / f"{LTDO}.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["group"] == "test"]
-    heads = ("mean", "id_test mean", "difference", "at equal id_test")
+        rows = [row for row in csv.DictReader(file) if row["group"] == "unseen"]
+    heads = ("test", "id_test mean", "difference", "at equal id_test")
     for name, head in zip(last, heads, strict=True):
         shown = dict(
             zip(
@@ -317,7 +317,7 @@ def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> Non
         if (record["method"], record["dataset"]) == ("pardon", "digits4")
         and record["scenario"]["name"] == "ip-o-c"
     ]
-    assert len(mine) == 2
+    assert len(mine) == 3
     for record in mine:
         accuracy = record["rounds"][-1]["evaluation"]["test"]["chalk"]["accuracy"]
         assert f"{100 * accuracy:.2f}" in said
@@ -328,10 +328,10 @@ def test_a_cell_opens_its_runs(report: Report, results: Path, page: Path) -> Non
         "return [...document.querySelectorAll('#dialog-body > figure polyline')]"
         ".map(e => e.points.length)"
     )
-    assert report.js(lines) == [5, 5]
+    assert report.js(lines) == [5, 5, 5]
     report.js("document.querySelectorAll('details.run summary').forEach(e => e.click())")
     said = report.js("return document.getElementById('dialog').innerText")
-    for seed in (0, 1):
+    for seed in (0, 1, 2):
         assert f"--scenario ip-o-c --seeds {seed}" in said
     for words in (
         "train.lr=0.001",
@@ -378,7 +378,7 @@ def test_variants_and_details_are_folded(browser: Any, tmp_path: Path) -> None:
 def test_escape_and_back_close_the_dialog(report: Report) -> None:
     closed = "return !document.getElementById('dialog').open && !location.hash"
     said = report.open(LTDO, "FedAvg", "mean")
-    assert "8 runs" in said
+    assert "12 runs" in said
     report.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     report.until(closed)
     report.open(LTDO, "FedAvg", "id_test")
@@ -402,7 +402,7 @@ def test_colour_is_never_the_only_sign(report: Report) -> None:
 def test_costs_and_loss_open_too(report: Report) -> None:
     report.choose("metric", "cost")
     assert report.heads(LTDO)[1:3] == ["MB up a round", "MB down a round"]
-    assert "8 runs" in report.open(LTDO, "MOON", "MB up a round")
+    assert "12 runs" in report.open(LTDO, "MOON", "MB up a round")
     report.js("document.querySelector('details.run summary').click()")
     assert report.js("return document.querySelectorAll('details.run polyline').length") == 4
     report.js("document.getElementById('close').click()")

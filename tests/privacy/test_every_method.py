@@ -16,10 +16,18 @@ from tests.privacy.scenes import scene_of, sorted_federation
 pytestmark = pytest.mark.nightly
 
 FEW = {"many": 3, "each": 3, "public": 6}
-PIXEL = {"ccst": {"hyper": {"style": "pixel"}}, "pardon": {"hyper": {"style": "pixel"}}}
+SETTINGS = {
+    "ccst": {"hyper": {"style": "pixel"}},
+    "pardon": {"hyper": {"style": "pixel"}},
+}
 
 
-@pytest.mark.parametrize("method", [name for name in names("method") if name != "erm"])
+UNREAD = ("erm", "zeroshot", "fdse")
+"""Methods that send nothing of one client, and one whose normalisation cannot train on one image
+as small as these."""
+
+
+@pytest.mark.parametrize("method", [name for name in names("method") if name not in UNREAD])
 def test_what_a_method_sends_is_attacked(method: str) -> None:
     federation = sorted_federation(**FEW)
     if load_method(method).client_validation:
@@ -28,11 +36,12 @@ def test_what_a_method_sends_is_attacked(method: str) -> None:
         federation = replace(
             federation, validation=dict(zip(federation.clients, parts, strict=True))
         )
-    scene = scene_of(method, PIXEL.get(method, {}), federation=federation)
+    scene = scene_of(method, SETTINGS.get(method, {}), federation=federation)
     results = list(Membership().measure(scene))
-    assert "weights" in {result.item for result in results}
     declared = {name for sent in load_method(method).uplink.values() for name in sent}
-    assert {result.item for result in results} <= declared
+    items = {result.item for result in results}
+    assert items <= declared
+    assert "weights" in items or "weights" not in declared
     assert all(result.messages == FEW["many"] and result.bytes > 0 for result in results)
     assert list(Properties().measure(scene))
 
