@@ -29,8 +29,9 @@ from feddg_bench.config.layers import merge
 from feddg_bench.config.schema import RunSettings
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import encode
+from feddg_bench.core.method import Method
 from feddg_bench.engine.executors import Executor
-from feddg_bench.plugins import load_method
+from feddg_bench.plugins import load_method, names
 from feddg_bench.records.checks import is_evaluated
 from feddg_bench.records.record import RunRecord, ScenarioRecord
 from feddg_bench.testing import start_toy_run
@@ -320,3 +321,21 @@ def ended(process: BaseProcess, patience: float = 60.0) -> int | None:
 def children(process: int) -> list[int]:
     """Return the child processes of a process (Linux)."""
     return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+
+
+UNTRAINED = ("ncm", "ridge", "zeroshot")
+"""Methods without a training step."""
+
+
+def methods_apart(members: Sequence[str], without: Sequence[str] = ()) -> list[Any]:
+    """Return all methods as parameters; those that share ``members`` with FedAvg are nightly."""
+
+    def alike(name: str) -> bool:
+        return name != "fedavg" and all(
+            getattr(load_method(name), each) is getattr(Method, each) for each in members
+        )
+
+    return [
+        pytest.param(name, marks=pytest.mark.nightly if alike(name) else ())
+        for name in sorted({*names("method")} - {*without})
+    ]

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 
 from feddg_bench.core.aggregation import weighted_mean
 from feddg_bench.core.messages import Task, encode
-from feddg_bench.core.method import Method
 from feddg_bench.engine.executors import ProcessExecutor, SerialExecutor
 from feddg_bench.plugins import load_method, names
 from feddg_bench.testing import CONTRACT, Subject
 from feddg_methods.fedavg import FedAvg
-from tests.helpers import bitwise, no_file, numbers
+from tests.helpers import UNTRAINED, bitwise, methods_apart, no_file, numbers
 
 CASES = [(name, {"hyper": dict(load_method(name).Settings.toy)}) for name in names("method")]
 VARIANTS = [
@@ -102,19 +101,7 @@ ALIKE = ("prepare", "run_round", "aggregate", "fit")
 """Members of a method that decide how long models of clients are held."""
 
 
-def held_as_fedavg(name):
-    return name != "fedavg" and all(
-        getattr(load_method(name), each) is getattr(Method, each) for each in ALIKE
-    )
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.nightly if held_as_fedavg(name) else ())
-        for name in sorted({*names("method")} - {"ncm", "ridge", "zeroshot"})
-    ],
-)
+@pytest.mark.parametrize("name", methods_apart(ALIKE, UNTRAINED))
 def test_no_model_of_a_client_is_held_while_the_next_one_trains(start_run, name):
     everyone = {"federation": {"per_round": None}}
     run = start_run(name, everyone, no_file(name), executor=Counting())

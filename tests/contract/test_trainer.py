@@ -8,10 +8,8 @@ from lightning import Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from feddg_bench.common.errors import DataError, SettingsError
-from feddg_bench.core.method import Method
 from feddg_bench.engine.construction import build_method
-from feddg_bench.plugins import load_method, names
-from tests.helpers import bitwise, refused
+from tests.helpers import bitwise, methods_apart, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
@@ -40,19 +38,7 @@ TRAINED = ("build", "configure_optimizers", "features", "forward", "training_ste
 """Members that matter under a Trainer; a method with none of its own is there as FedAvg is."""
 
 
-def as_fedavg(name):
-    return name != "fedavg" and all(
-        getattr(load_method(name), each) is getattr(Method, each) for each in TRAINED
-    )
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.nightly if as_fedavg(name) else ())
-        for name in names("method")
-    ],
-)
+@pytest.mark.parametrize("name", methods_apart(TRAINED))
 def test_it_trains_and_comes_back_without_a_federation(name, tmp_path):
     method = build_method(name, num_classes=3, lr=0.01)
     before = {n: p.detach().clone() for n, p in method.named_parameters()}

@@ -18,7 +18,7 @@ from feddg_bench.core.aggregation import RunningMean
 from feddg_bench.core.client import on_device
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.testing import start_toy_run, toy_federation
-from tests.helpers import bitwise, rng
+from tests.helpers import UNTRAINED, bitwise, rng
 from tests.standin.conftest import METHODS, UNCROPPED
 
 WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "masked_select", "_unique2")
@@ -85,9 +85,6 @@ def waits(name: str, layer: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 STEPS = {"fedadg": ("fit",)}
 """Methods that override the training loop -> the functions that contain their steps."""
-
-UNTRAINED = ("ncm", "ridge", "zeroshot")
-"""Methods without a training step."""
 
 
 @pytest.mark.parametrize(
