@@ -203,14 +203,14 @@ def test_it_opens_with_the_numbers_of_the_tables(
         "Digits4, leave two domains out, recipe quick",
     ]
     assert report.heads(LTDO)[0] == "method"
-    assert report.heads(LTDO)[1] == "mean"
-    assert report.heads(LTDO)[-4:] == ["id_test", "difference", "p_value", "excess"]
-    last = ["mean", "id_test", "difference", "excess"]
+    summaries = ["mean", "test", "id_test", "difference", "p_value", "excess"]
+    assert report.heads(LTDO)[1:7] == summaries
+    shared = ["mean", "test", "id_test", "difference", "excess"]
     feddg("tables", "generic", "--results", results, "--out", tmp_path, "--format", "csv")
     with (tmp_path / f"{LTDO}.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["group"] == "unseen"]
-    heads = ("test", "id_test mean", "difference", "at equal id_test")
-    for name, head in zip(last, heads, strict=True):
+    heads = ("mean", "test", "id_test mean", "difference", "at equal id_test")
+    for name, head in zip(shared, heads, strict=True):
         shown = dict(
             zip(
                 report.column(LTDO, 0),

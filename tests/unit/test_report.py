@@ -29,7 +29,7 @@ from feddg_bench.analysis.report.gather import gather, in_order
 from feddg_bench.analysis.report.page import embedded, figures, render
 from feddg_bench.analysis.report.run_details import POINTS
 from feddg_bench.analysis.tables.build import build
-from feddg_bench.analysis.tables.describe import COMPARED, read_filter
+from feddg_bench.analysis.tables.describe import read_filter
 from feddg_bench.analysis.tables.generic import leaderboards
 from feddg_bench.analysis.tables.grid import DASH
 from feddg_bench.analysis.tables.writers import csv_text
@@ -44,6 +44,7 @@ from tests import fabricate_records as fabricate
 from tests.helpers import refused
 
 record, save = fabricate.record, fabricate.save
+PAIR = ("ip-o-c", "oc-i-p")
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u2028"
 
 
@@ -96,7 +97,7 @@ def expected(root: Path, split: str, metric: str, rule: str) -> dict[tuple[str, 
 def ltdo(tmp_path: Path) -> Path:
     """Return a folder with two methods, two scenarios, three seeds."""
     for method in ("fedavg", "pardon"):
-        for scenario in ("ip-o-c", "oc-i-p"):
+        for scenario in PAIR:
             save(tmp_path, *(record(method, scenario=scenario, seed=seed) for seed in range(3)))
     return tmp_path
 
@@ -118,11 +119,22 @@ def test_cells_are_means_over_seeds_of_the_records(
         mean, std = statistics.fmean(values), statistics.stdev(values)
         assert shown[method, scenario]["text"] == f"{mean:.{digits}f} ± {std:.{digits}f}"
     for method in ("fedavg", "pardon"):
-        seeds = list(zip(wanted[method, "ip-o-c"], wanted[method, "oc-i-p"], strict=True))
+        seeds = list(zip(*(wanted[method, scenario] for scenario in PAIR), strict=True))
         values = [statistics.fmean(pair) for pair in seeds]
         said = f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
-        if (method, "iqm") not in shown:  # it replaces the mean if runs collapse
+        if (method, "iqm") in shown:  # it replaces the mean if runs collapse
+            continue
+        if split != "test" or (method, "test") not in shown:
             assert shown[method, "mean"]["text"] == said
+            continue
+        assert shown[method, "test"]["text"] == said  # `mean` is over both unseen domains
+        beside = expected(ltdo, "val", metric, rule)
+        pairs = zip(*(of[method, s] for of in (wanted, beside) for s in PAIR), strict=True)
+        values = [statistics.fmean(pair) for pair in pairs]
+        said = f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+        assert shown[method, "mean"]["text"] == said
+    both = metric == "accuracy" and split == "test" and rule not in ("best_by_val", "oracle")
+    assert both == (("fedavg", "test") in shown)
 
 
 def test_the_same_numbers_and_marks_as_the_tables(tmp_path: Path) -> None:
@@ -141,14 +153,14 @@ def test_the_same_numbers_and_marks_as_the_tables(tmp_path: Path) -> None:
         assert table["views"][0]["caption"] == grid.caption
         detail = {column.head for column in grid.columns if column.detail}
         for row in csv.DictReader(io.StringIO(csv_text(grid))):
-            own = row["group"] == "test" or (row["group"], row["column"]) == ("unseen", "test")
-            if (not own and row["kind"] not in COMPARED) or row["column"] in detail:
+            if row["group"] == "val" or row["column"] in {"val", *detail}:
                 continue
             shown = cells(table, "accuracy", "last", "test")
             name = row["scenario"] if row["kind"] == "measured" else row["kind"]
+            name = "test" if row["column"] == "test" else name
             place = (plain(row["row"]), name)
             if place not in shown:  # a p-value of too few scenarios, the mean of a single one
-                assert row["kind"] in ("p_value", "mean")
+                assert name in ("p_value", "test")
                 continue
             found = shown[place]
             assert found["text"] == row["text"].removeprefix("'")
@@ -185,7 +197,8 @@ def test_tables_go_from_real_to_synthetic_images_and_from_well_to_less_trained_r
     ]
     assert "real images before synthetic" in data["order"]
     heads = [column["name"] for column in data["tables"][0]["views"][0]["splits"][0]["columns"]]
-    assert heads[0] == "cs-a-p"  # a single scenario has no mean
+    assert heads[:2] == ["mean", "id_test"]  # over both unseen domains of the single scenario
+    assert "test" not in heads
 
 
 FOUR = ("ip-o-c", "oc-i-p", "ic-p-o", "po-c-i")
@@ -198,6 +211,7 @@ def test_a_test_and_an_interval_stand_beside_the_difference(tmp_path: Path) -> N
     part = table["views"][0]["splits"][0]
     assert part["columns"][0]["name"] == "mean"
     heads = {column["name"]: (column["head"], column["below"]) for column in part["columns"]}
+    assert [heads[name][0] for name in ("mean", "test")] == ["mean, val and test", "test"]
     assert heads["difference"] == ("difference, val and test", "to FedAvg")
     assert heads["p_value"] == ("p, val and test", "Holm")
     (chosen,) = (

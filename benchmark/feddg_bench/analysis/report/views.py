@@ -9,7 +9,6 @@ from feddg_bench.analysis.report.run_details import REPORTED_SPLITS, Details, sh
 from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.columns import Column, measured_columns
 from feddg_bench.analysis.tables.describe import (
-    COMPARED,
     COSTS,
     ColumnSpec,
     Description,
@@ -26,6 +25,8 @@ from feddg_bench.records.rules import RULES, UNSEEN, Rule
 BESIDE = "macro_f1"
 """Metric shown next to the key metric if classes are imbalanced."""
 
+_OF_RUNS: Collection[Summary] = ("id_test", "compute")
+"""Summaries that are not over held-out domains."""
 LONGEST = 12
 """Maximum length of a scenario's name in the head of its column; longer names are left out."""
 
@@ -138,8 +139,8 @@ def _views(table: Frame) -> Iterator[tuple[str, Rule, Description]]:
 def _groups(table: Frame, groups: Sequence[GroupSpec], *, own: bool) -> Iterator[GroupSpec]:
     """Yield the scenarios under each split with the summaries of the leaderboard, or their mean.
 
-    Summaries over both held-out domains stand under `test`. If classes are imbalanced, the mean of
-    `BESIDE` is shown next to the ``own`` metric.
+    Summaries over both held-out domains stand under `test`, before its own mean. If classes are
+    imbalanced, the mean of `BESIDE` is shown next to the ``own`` metric.
     """
     held = {group.head: group for group in reversed(groups)}  # the first of a split
     beside = own and any(column.metric == BESIDE for group in groups for column in group.columns)
@@ -156,16 +157,18 @@ def _groups(table: Frame, groups: Sequence[GroupSpec], *, own: bool) -> Iterator
         summaries: dict[Summary, str] = {"mean": "mean"} if several else {}
         details: list[Summary] = []
         shown = {"head": split, "split": split}
-        both = held.get(UNSEEN) if split == "test" and own else None
-        told: dict[Summary, str] = {}
         if of and split == "test" and own:
+            both = held.get(UNSEEN)
             summaries, details = _summaries(both or of)
-        if both:
-            told = {k: f"{h}, val and test" for k, h in summaries.items() if k in COMPARED}
-            summaries = {k: h for k, h in summaries.items() if several and k not in COMPARED}
+            if both:
+                told = {
+                    k: h if k in _OF_RUNS else f"{h}, val and test" for k, h in summaries.items()
+                }
+                yield GroupSpec(
+                    **shown, columns=both.columns, summaries=told, details=details, hidden=True
+                )
+                summaries, details = ({"mean": "test"} if several else {}), []
         yield GroupSpec(**shown, columns=columns, summaries=summaries, details=details)
-        if both:
-            yield GroupSpec(**shown, columns=both.columns, summaries=told, hidden=True)
         if beside:
             other = [c.model_copy(update={"head": "macro F1", "metric": BESIDE}) for c in columns]
             mean: dict[Summary, str] = {"mean": "macro F1"} if several else {}
@@ -224,6 +227,8 @@ def _column(column: Column, main: str, against: str | None) -> dict[str, Any]:
     source = column.sources[0]
     scenario = column.facts()["scenario"] if column.kind == "measured" else ""
     name = column.kind if column.kind != "measured" else scenario or column.head
+    if column.head == source.split:  # its mean beside that of both held-out domains
+        name = column.head
     if source.split is not None and source.metric != main:
         name = source.metric
     code = scenario if len(scenario) <= LONGEST else ""
