@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from feddg_attacks.records import AttackRecord, Interval, overall
 from feddg_bench.analysis.figures.drawing import (
@@ -14,18 +16,13 @@ from feddg_bench.analysis.figures.drawing import (
     MARKERS,
     PALE,
     Picture,
-    Sheet,
-    entitle,
     new_figure,
     truncated,
 )
-from feddg_bench.analysis.figures.series import Selection
+from feddg_bench.analysis.figures.series import Selection, of_frame
 from feddg_bench.analysis.tables.generic import Frame, frames
 from feddg_bench.plugins import method_title
 from feddg_bench.records.runs import flatten, key_metric
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NOISE = ("hyper.perturb_noise", "privacy.noise_multiplier")
 """Settings that can differ along a curve: the noise of FISC's Table 10, or that of ``dp_style``."""
@@ -153,10 +150,9 @@ def _draw(frame: Frame, curves: Mapping[str, Sequence[Point]], choice: Selection
     axes.set_xlabel(truncated(what, axes.get_xlim()[0]))
     axes.set_ylabel(truncated(frame.metric_label(choice.split_of(frame.runs)), axes.get_ylim()[0]))
     axes.grid()
-    handles, labels = axes.get_legend_handles_labels()
-    title = f"{frame.title}: utility against leakage"
     about = "Numbers at marks: deviation of the noise on styles; bars: 95 % intervals."
-    entitle(figure, title, about, handles, labels)
+    drawn = figure, about, zip(*axes.get_legend_handles_labels(), strict=True)
     metric = frame.runs[0].metric.name
-    head = ("method", "noise", "auc", "auc_low", "auc_high", metric, "runs")
-    return Picture(f"utility-{frame.name}{choice.suffix}", figure, Sheet(head, tuple(rows)))
+    head = ["method", "noise", "auc", "auc_low", "auc_high", metric, "runs"]
+    numbers = pd.DataFrame(rows, columns=head)
+    return of_frame("utility", frame, choice, "utility against leakage", drawn, numbers)

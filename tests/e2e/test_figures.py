@@ -164,8 +164,9 @@ def test_models_are_those_of_the_same_run(feddg: Run, tmp_path: Path, cache: Pat
     # the landscape's corners are the three models' losses on the clients' own images
     one, other = sorted(trained.updates)
     picture = landscape_picture([trained], (), count=10_000, steps=5)
-    assert picture.sheet is not None
-    found = {(row[1], row[2], row[3]): row[4] for row in picture.sheet.rows}
+    assert picture.numbers is not None
+    rows = picture.numbers.itertuples(index=False, name=None)
+    found = {(row[1], row[2], row[3]): row[4] for row in rows}
     corners = {(0.0, 0.0): trained.before, (1.0, 0.0): trained.updates[one]}
     corners[0.0, 1.0] = trained.updates[other]
     for client in (one, other):

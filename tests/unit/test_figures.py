@@ -28,7 +28,7 @@ from feddg_bench.analysis.figures.curves import Axis, draw_curves
 from feddg_bench.analysis.figures.drawing import (
     COLOURS,
     Picture,
-    entitle,
+    layout,
     new_figure,
     save,
     spread_ticks,
@@ -117,8 +117,9 @@ def only_frame(results: Path) -> Frame:
 
 def numbers(picture: Picture | str | None) -> list[dict[str, str]]:
     assert isinstance(picture, Picture)
-    assert picture.sheet is not None
-    return list(csv.DictReader(io.StringIO(picture.sheet.text())))
+    assert picture.numbers is not None
+    rows = picture.numbers.itertuples(index=False, name=None)
+    return list(csv.DictReader(io.StringIO(csv_lines([*picture.numbers], rows))))
 
 
 @pytest.fixture
@@ -511,7 +512,9 @@ def test_a_key_stays_within_its_figure(letters: int) -> None:
     with styled():
         figure = new_figure(5.6, 3.0)
         lines = [figure.subplots().plot([n])[0] for n in range(6)]
-        entitle(figure, "a title", "what numbers are, " * 9, lines, ["0" * letters] * 6)
+        layout(
+            "a", figure, "a title", "what numbers are, " * 9, [(x, "0" * letters) for x in lines]
+        )
         figure.draw_without_rendering()
         box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0
@@ -527,7 +530,7 @@ def test_a_machine_that_was_busy_once_hardly_moves_the_overhead(add: Add, tmp_pa
     assert float(row["training"]) == pytest.approx(2.2)
 
 
-def test_what_is_drawn_is_what_the_sheet_says(add: Add, tmp_path: Path) -> None:
+def test_what_is_drawn_is_what_the_file_says(add: Add, tmp_path: Path) -> None:
     add(test=(0.2, 0.6))
     with styled():
         picture = convergence(only_frame(tmp_path), EVERYTHING)
@@ -544,20 +547,19 @@ def test_many_methods_get_a_panel_each_and_few_share_one() -> None:
 
     axis = Axis("round", "after round 2")
     with styled():
-        few = draw_curves(points(6), axis, "y", "title", "said")
+        few, _, _ = draw_curves(points(6), axis, "y", "said")
         assert len(few.axes) == 1
         lines = [line for line in few.axes[0].get_lines() if line.get_clip_on()]
         assert len({line.get_marker() for line in lines}) == 6  # distinguishable without colour
         assert [text.get_text() for text in few.axes[0].texts] == [f"m{n}" for n in range(6)]
-        many = draw_curves(points(7), axis, "y", "title", "said")
+        many, _, named = draw_curves(points(7), axis, "y", "said")
         titles = [axes.get_title(loc="left") for axes in many.axes if axes.axison]
         assert titles == [f"m{n}  {2 * n:.1f}" for n in range(6, -1, -1)]
-        key = [text.get_text() for text in many.legends[0].get_texts()]
-        assert "after round 2" in key[0]
+        assert "after round 2" in next(text for _, text in named)
         cut = points(7).iloc[:-1]  # the last curve ends before round 2
         titles = [
             axes.get_title(loc="left")
-            for axes in draw_curves(cut, axis, "y", "title", "said").axes
+            for axes in draw_curves(cut, axis, "y", "said")[0].axes
             if axes.axison
         ]
         assert [title for title in titles if "  " not in title] == ["m6"]
@@ -594,10 +596,10 @@ def test_a_title_is_one_line_and_what_does_not_fit_is_in_the_caption(
     (axes,) = picture.figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["FedDG-GA"]
     figure = new_figure(2.9, 2)  # space for 37 letters
-    entitle(figure, f"{title[:30]}: test domain", "three seeds")
+    layout("a", figure, f"{title[:30]}: test domain", "three seeds")
     assert figure.get_suptitle() == title[:30]
     assert figure.legends[-1].get_title().get_text() == "test domain\nthree seeds"
-    entitle(figure, f"{title}: N=5", "")
+    layout("a", figure, f"{title}: N=5", "")
     assert figure.get_suptitle() == "Digits4, leave two domains out, ..."
     assert figure.legends[-1].get_title().get_text().split() == f"{title} N=5".split()
 
@@ -663,7 +665,7 @@ def test_six_methods_keep_their_colours_in_the_file(add: Add, tmp_path: Path) ->
         assert (drawn == ImageColor.getrgb(colour)).all(axis=1).any(), colour
 
 
-def test_no_cell_of_a_sheet_starts_a_formula() -> None:
+def test_no_cell_of_a_file_starts_a_formula() -> None:
     names = ("=1+1", "+a", "-b", "@c", "-0.5", "a=b", "\t=1")
     text = csv_lines(("name", "-value"), [(name, -1.25) for name in names])
     found = list(csv.reader(io.StringIO(text)))
@@ -889,8 +891,7 @@ def test_characters_that_the_font_lacks_are_one_message(
     def draw() -> Iterator[Picture]:
         for name in ("one", "two"):
             figure = new_figure(2, 2)
-            entitle(figure, "写真 and 絵画", "素描")
-            yield Picture(name, figure)
+            yield layout(name, figure, "写真 and 絵画", "素描")
 
     save(draw, tmp_path, ("png", "pdf"))
     shown = capsys.readouterr()

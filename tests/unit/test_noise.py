@@ -27,8 +27,8 @@ def draw(*roots: Path) -> list[Picture | str]:
 
 def rows(picture: Picture | str, rule: str) -> list[tuple[Any, ...]]:
     assert isinstance(picture, Picture)
-    assert picture.sheet is not None
-    return [row for row in picture.sheet.rows if row[0] == rule]
+    assert picture.numbers is not None
+    return [row for row in picture.numbers.itertuples(index=False, name=None) if row[0] == rule]
 
 
 def test_seeds_of_the_fullest_scenario(tmp_path: Path) -> None:

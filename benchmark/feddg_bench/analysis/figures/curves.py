@@ -16,7 +16,8 @@ from feddg_bench.analysis.figures.drawing import (
     MARKERS,
     MOST,
     PALE,
-    entitle,
+    Drawn,
+    Key,
     new_figure,
     spread_ticks,
     truncated,
@@ -52,22 +53,20 @@ def draw_curves(
     points: pd.DataFrame,
     axis: Axis,
     ylabel: str,
-    title: str,
     said: str,
     numbers: Mapping[str, float] | None = None,
     tail: int = 0,
     *,
     references: Mapping[str, pd.DataFrame] | None = None,
     marked_ends: bool = False,
-) -> Figure:
-    """Return a figure of curves, with bands around them if the points have any.
+) -> Drawn:
+    """Draw curves, with bands around them if the points have any.
 
     Args:
         points: ``series, x, mean, low, high``; see `feddg_bench.analysis.figures.series.means`.
         axis: The x axis.
         ylabel: Label of the y axis.
-        title: Text above the figure.
-        said: Text below the figure: what the values are means over.
+        said: Beginning of the caption: what the values are means over.
         numbers: Values that order small panels and follow their names; by default the last ones.
         tail: Points at each curve's end whose mean is drawn as a bar.
         references: Points of `REFERENCE` to draw in the panel of a series, such as those over the
@@ -78,7 +77,7 @@ def draw_curves(
     if all(len(curve) <= tail for curve in curves.values()):
         tail = 0  # the bar would be the mean of the whole curve
     if len(curves) <= MOST:
-        return _together(curves, axis, ylabel, title, said, tail)
+        return _together(curves, axis, ylabel, said, tail)
     last = {label: _last(curve) for label, curve in curves.items()}
     end = max((c.x.iloc[-1] for c in curves.values() if not _is_flat(c)), default=0)
     short = (
@@ -86,10 +85,9 @@ def draw_curves(
         if numbers
         else [label for label, c in curves.items() if not _is_flat(c) and c.x.iloc[-1] < end]
     )
-    ends = marked_ends
-    return _apart(
-        curves, axis, ylabel, title, said, numbers or last, short, tail, ends, references or {}
-    )
+    order = numbers or last
+    figure, key = _apart(curves, axis, ylabel, order, short, tail, marked_ends, references or {})
+    return figure, said, key
 
 
 Curves = dict[str, pd.DataFrame]
@@ -103,7 +101,7 @@ def _is_flat(curve: pd.DataFrame) -> bool:
     return bool(curve.x.iloc[-1] == FLAT)
 
 
-def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str, tail: int) -> Figure:
+def _together(curves: Curves, axis: Axis, ylabel: str, said: str, tail: int) -> Drawn:
     figure = new_figure(5.6, 3.4)
     axes = figure.subplots()
     styles: dict[str, dict[str, Any]] = {
@@ -122,8 +120,7 @@ def _together(curves: Curves, axis: Axis, ylabel: str, title: str, said: str, ta
     axes.set_xlabel(axis.label)
     axes.set_ylabel(_ylabel(ylabel, axes, axis))
     _name_ends(axes, curves, styles)
-    entitle(figure, title, said + (f"; bars: {_tail(tail)}" if tail else ""))
-    return figure
+    return figure, said + (f"; bars: {_tail(tail)}" if tail else ""), ()
 
 
 def _ylabel(label: str, axes: Axes, axis: Axis) -> str:
@@ -155,14 +152,12 @@ def _apart(
     curves: Curves,
     axis: Axis,
     ylabel: str,
-    title: str,
-    said: str,
     numbers: Mapping[str, float],
     short: Collection[str],
     tail: int,
     ends: bool,
     references: Mapping[str, pd.DataFrame],
-) -> Figure:
+) -> tuple[Figure, Key]:
     """Draw a panel for each curve, the best first, with all others pale behind it.
 
     The curves in ``short`` do not reach the end, from which the numbers after names are taken.
@@ -210,9 +205,7 @@ def _apart(
     figure.supylabel(_ylabel(ylabel, grid.flat[0], axis), fontsize=8)
     if REFERENCE not in curves:
         del styles[dashed]
-    handles = [Line2D([], [], **style) for style in styles.values()]
-    entitle(figure, title, said, handles, list(styles))
-    return figure
+    return figure, [(Line2D([], [], **style), name) for name, style in styles.items()]
 
 
 def _marks(curve: pd.DataFrame) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from feddg_bench.common.terminal import say
 from feddg_bench.data.dataset import drawn_by_us
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -64,25 +65,19 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Format of a picture -> metadata left out, since it changes with version or date."""
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """The numbers of a figure, for other ways of drawing it."""
-
-    head: tuple[str, ...]  # names of the columns
-    rows: tuple[tuple[Any, ...], ...]  # numbers and texts; `None` is an empty cell
-
-    def text(self) -> str:
-        """Return the numbers as CSV."""
-        return csv_lines(self.head, self.rows)
+Key = Iterable[tuple["Artist", str]]
+"""Marks of a figure with their names."""
+Drawn = tuple["Figure", str, Key]
+"""A figure, its caption and its key."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure."""
+    """A figure with its title, caption and key; see `layout`."""
 
     name: str  # stem of its files
     figure: Figure  # what was drawn; only valid inside `styled`
-    sheet: Sheet | None = None  # its numbers, if they get a file
+    numbers: pd.DataFrame | None = None  # the plotted numbers, if they get a file
     notes: tuple[str, ...] = ()  # sentences about what it leaves out
     photos: bool = False  # whether it shows images, which need more than 256 colours
 
@@ -101,9 +96,10 @@ class Picture:
             data = file.getvalue()
             paths.append(folder / f"{self.name}.{ending}")
             write_whole(paths[-1], self._with_texts(data) if ending == "png" else data)
-        if self.sheet is not None:
+        if self.numbers is not None:
             paths.append(folder / f"{self.name}.csv")
-            write_whole(paths[-1], self.sheet.text().encode())
+            rows = self.numbers.itertuples(index=False, name=None)
+            write_whole(paths[-1], csv_lines([*self.numbers], rows).encode())
         return paths
 
     def _with_texts(self, png: bytes) -> bytes:
@@ -164,17 +160,23 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def entitle(
+def layout(
+    name: str,
     figure: Figure,
     title: str,
     caption: str = "",
-    handles: Sequence[Artist] = (),
-    names: Sequence[str] = (),
-) -> None:
-    """Write a title above a figure; below the figure, write its caption and its legend.
+    key: Key = (),
+    numbers: pd.DataFrame | None = None,
+    notes: Iterable[str] = (),
+    *,
+    photos: bool = False,
+) -> Picture:
+    """Finish a figure: its title is above, its caption and its key are below.
 
-    The title is one line: parts after a colon that do not fit go to the start of the caption.
+    The title is one line: parts after a colon that do not fit go to the start of the caption. Other
+    arguments are the fields of a `Picture`.
     """
+    handles, names = [list(part) for part in zip(*key, strict=True)] or ([], [])
     points = 72 * figure.get_size_inches()[0]
     room = int(0.18 * points)
     while len(title) > room and ": " in title:
@@ -196,6 +198,7 @@ def entitle(
             title="\n".join("\n".join(line) for line in lines),
         )
         legend.get_title().set_multialignment("center")
+    return Picture(name, figure, numbers, tuple(notes), photos)
 
 
 def truncated(label: str, start: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -14,8 +15,7 @@ from feddg_bench.analysis.figures.drawing import (
     COLOURS,
     MARKERS,
     Picture,
-    Sheet,
-    entitle,
+    layout,
     new_figure,
 )
 from feddg_bench.analysis.figures.training import Trained, figure_stem, sample, title_of
@@ -101,13 +101,13 @@ def tsne_picture(runs: Sequence[Trained], count: int) -> Picture:
                 (model, first.classes[label], names[domain], round(float(x), 4), round(float(y), 4))
                 for (x, y), label, domain in zip(places, truth, domains, strict=True)
             ]
-    handles = [Line2D([], [], **_by_domain(n)) for n in range(len(names))]
+    marks = [(Line2D([], [], **_by_domain(n)), name) for n, name in enumerate(names)]
     classes = {label: first.classes[label] for label in sorted(shown)}
     key = ", ".join(f"{label} {name}" for label, name in classes.items() if name != str(label))
     said = f"t-SNE of features of {counted(len(index), 'image')} that no client holds"
-    entitle(figure, f"{title_of(first)}: {said}", key and f"classes: {key}", handles, names)
-    sheet = Sheet(("model", "class", "domain", "x", "y"), tuple(rows))
-    return Picture(figure_stem("tsne", runs), figure, sheet)
+    numbers = pd.DataFrame(rows, columns=["model", "class", "domain", "x", "y"])
+    title, caption = f"{title_of(first)}: {said}", key and f"classes: {key}"
+    return layout(figure_stem("tsne", runs), figure, title, caption, marks, numbers)
 
 
 def _by_class(label: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feddg_bench.analysis.figures.drawing import Picture, entitle
+from feddg_bench.analysis.figures.drawing import Picture, layout
 from feddg_bench.analysis.figures.training import (
     Trained,
     figure_stem,
@@ -131,8 +131,8 @@ def gradcam_picture(runs: Sequence[Trained], count: int) -> Picture:
                     found.append((maps[n], names[int(classes[n])]))
     figure = image_grid(heads, domains, _draw_seen, row_height=1.15)
     said = "bright: what speaks for the class below; line: half of the maximum"
-    entitle(figure, f"{title_of(first)}: Grad-CAM", said)
-    return Picture(figure_stem("gradcam", runs), figure, photos=True)
+    title = f"{title_of(first)}: Grad-CAM"
+    return layout(figure_stem("gradcam", runs), figure, title, said, photos=True)
 
 
 def _draw_seen(seen: Seen, line: Sequence[Axes]) -> None:
@@ -191,8 +191,7 @@ def styles_picture(runs: Sequence[Trained], count: int) -> Picture:
     heads = ("image", *(method_title(run.plan.settings.method) for run in runs))
     figure = image_grid(heads, domains, _draw_line, row_height=0.98)
     said = f"images as {client} ({holding(first, client)}) restyles them in round 1"
-    entitle(figure, title_of(first), said)
-    return Picture(figure_stem("styles", runs), figure, photos=True)
+    return layout(figure_stem("styles", runs), figure, title_of(first), said, photos=True)
 
 
 def check_restyling(plans: Iterable[Plan]) -> None:

@@ -13,12 +13,13 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
+from feddg_bench.analysis.figures.drawing import Picture, layout, new_figure
 from feddg_bench.analysis.figures.training import Trained, figure_stem, holding, shares, title_of
 from feddg_bench.common.errors import DataError, SettingsError, unknown
 from feddg_bench.common.streams import generator
@@ -129,10 +130,20 @@ def landscape_picture(
                     f"{max(run.models)}; choose others with --pair"
                 )
         found.append(_measure(run, clients, count, steps))
-    figure, sheet = _draw(found, clients)
-    said = f"loss around the global model, round {max(first.models)}"
-    entitle(figure, f"{title_of(first)}: {said}")
-    return Picture(figure_stem("landscape", runs), figure, sheet)
+    ticks = np.linspace(LOW, HIGH, steps)
+    numbers = [
+        (one.method, clients[n], float(x), float(y), float(one.grid[n, row, column]))
+        for one in found
+        for n in range(2)
+        for row, y in enumerate(ticks)
+        for column, x in enumerate(ticks)
+    ]
+    return layout(
+        figure_stem("landscape", runs),
+        _draw(found, clients),
+        f"{title_of(first)}: loss around the global model, round {max(first.models)}",
+        numbers=pd.DataFrame(numbers, columns=["method", "client", "x", "y", "loss"]),
+    )
 
 
 def _measure(run: Trained, clients: tuple[str, str], count: int, steps: int) -> Landscape:
@@ -185,8 +196,8 @@ def _some(run: Trained, client: str, count: int) -> NDArray[np.int64]:
     return chosen
 
 
-def _draw(found: Sequence[Landscape], clients: Sequence[str]) -> tuple[Figure, Sheet]:
-    """Return contours of both clients' losses, a row per method, on one scale, and the numbers."""
+def _draw(found: Sequence[Landscape], clients: Sequence[str]) -> Figure:
+    """Return contours of both clients' losses, a row per method, on one scale."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -224,14 +235,4 @@ def _draw(found: Sequence[Landscape], clients: Sequence[str]) -> tuple[Figure, S
     bar.ax.yaxis.set_major_locator(FixedLocator(list(levels[::2])))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
-    sheet = Sheet(
-        ("method", "client", "x", "y", "loss"),
-        tuple(
-            (one.method, clients[n], float(x), float(y), float(one.grid[n, row, column]))
-            for one in found
-            for n in range(2)
-            for row, y in enumerate(steps)
-            for column, x in enumerate(steps)
-        ),
-    )
-    return figure, sheet
+    return figure

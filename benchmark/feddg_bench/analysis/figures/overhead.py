@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
-from feddg_bench.analysis.figures.series import Selection, comparable, measure_series
+from feddg_bench.analysis.figures.drawing import Picture, new_figure
+from feddg_bench.analysis.figures.series import Selection, comparable, measure_series, of_frame
 from feddg_bench.analysis.tables.generic import Frame
 from feddg_bench.common.titles import counted
 from feddg_bench.records.record import RoundRecord
@@ -84,18 +84,12 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
     said = f"{'; '.join(sorted(places))}; medians over rounds and runs; whiskers: quartiles of runs"
     if alike:
         said += "; sorted by name: differences between methods are smaller than between runs"
-    entitle(figure, f"{frame.title}: where the time goes", said, handles, phases)
     if len(places) > 1:
         notes.append(f"the runs were measured in {len(places)} ways, which cannot be compared")
-    runs = of.count().unstack().total
-    sheet = Sheet(
-        ("series", *phases, ONCE, "runs"),
-        tuple(
-            (name, *rows.loc[name, phases], rows.loc[name, ONCE], int(runs[name]))
-            for name in rows.index
-        ),
-    )
-    return Picture(f"overhead-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
+    numbers = rows[[*phases, ONCE]].assign(runs=of.count().unstack().total)
+    drawn = figure, said, zip(handles, phases, strict=True)
+    shows = "where the time goes"
+    return of_frame("overhead", frame, choice, shows, drawn, numbers.reset_index(), notes)
 
 
 def _usual(rounds: Sequence[RoundRecord], phase: str) -> float:

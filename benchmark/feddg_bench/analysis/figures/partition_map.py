@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from feddg_bench.analysis.figures.drawing import Picture, Sheet, entitle, new_figure
+from feddg_bench.analysis.figures.drawing import Picture, layout, new_figure
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
 from feddg_bench.common.titles import counted, domain_title
@@ -118,15 +119,15 @@ def heat_maps(
     mappable = ScalarMappable(scale, cmap="Greys")
     whole = MaxNLocator(integer=True, nbins=8)
     figure.colorbar(mappable, ax=list(grid), label="images", fraction=0.03, pad=0.01, ticks=whole)
-    entitle(figure, title)
-    held = tuple(
+    held = [
         (label, client, row, int(counts[n, client]))
         for label, counts in spreads.items()
         for client in range(counts.shape[1])
         for n, row in enumerate(rows)
         if counts[n, client]  # with thousands of clients most are zeros
-    )
-    return Picture(name, figure, Sheet(("partition", "client", by, "images"), held))
+    ]
+    numbers = pd.DataFrame(held, columns=["partition", "client", by, "images"])
+    return layout(name, figure, title, numbers=numbers)
 
 
 def _say_numbers(axes: Any, counts: NDArray[np.int64], most: int) -> None:

@@ -22,8 +22,7 @@ from feddg_bench.analysis.figures.drawing import (
     MARKERS,
     PALE,
     Picture,
-    Sheet,
-    entitle,
+    layout,
     new_figure,
     truncated,
 )
@@ -33,6 +32,7 @@ from feddg_bench.analysis.figures.series import (
     Selection,
     comparable,
     means,
+    of_frame,
     over,
     series,
 )
@@ -82,16 +82,13 @@ def profiles(frame: Frame, choice: Selection) -> Picture | str | None:
     said = f"{over(frame, split, scenarios, found)}; {choice.rounds}"
     if curves.low.notna().any():
         said += "; band: 95 % of a bootstrap over seeds inside each scenario"
-    label = frame.metric_label(split)
-    title = f"{frame.title}: {SPLIT_NAMES[split]}, performance profiles"
     numbers = dict(zip(found.series, found["mean"], strict=True))
-    label = truncated(label, thresholds[0])
+    label = truncated(frame.metric_label(split), thresholds[0])
     axis = Axis(label, "as a mean over runs", left=thresholds[0])
-    figure = draw_curves(curves, axis, "runs that reach it (%)", title, said, numbers)
-    columns = ("series", "x", "mean", "low", "high")
-    rows = curves[list(columns)].itertuples(index=False, name=None)
-    sheet = Sheet(("series", "threshold", "share", "low", "high"), tuple(rows))
-    return Picture(f"profiles-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
+    drawn = draw_curves(curves, axis, "runs that reach it (%)", said, numbers)
+    shares = curves.rename(columns={"x": "threshold", "mean": "share"})
+    shows = f"{SPLIT_NAMES[split]}, performance profiles"
+    return of_frame("profiles", frame, choice, shows, drawn, shares, notes)
 
 
 def critical_difference(methods: int, datasets: int) -> float:
@@ -140,9 +137,8 @@ def ranks(runs: pd.DataFrame, choice: Selection) -> Picture | str:
     said += "" if math.isnan(p) else f"; Friedman's test of any difference: p = {p:.2g}"
     if len(table) <= _FEW:
         said += f"\n{len(table)} data sets are few: hardly any difference could be found"
-    entitle(figure, f"Ranks over data sets{under}: {SPLIT_NAMES[split]}", said)
-    rows = [(name, rank, *table[name]) for name, rank in found.items()]
-    sheet = Sheet(("series", "average rank", *table.index), tuple(rows))
+    order = table.T.loc[found.index].rename_axis("series")
+    order.insert(0, "average rank", found)
     notes = [note.replace("run of", "mean of") for note in notes]
     notes += [
         f"Spearman's correlation of {len(found)} methods, {one} and {other}: "
@@ -151,7 +147,9 @@ def ranks(runs: pd.DataFrame, choice: Selection) -> Picture | str:
         )
         for one, other in combinations(table.index, 2)
     ]
-    return Picture(f"ranks{choice.suffix}", figure, sheet, tuple(notes))
+    title = f"Ranks over data sets{under}: {SPLIT_NAMES[split]}"
+    name = f"ranks{choice.suffix}"
+    return layout(name, figure, title, said, numbers=order.reset_index(), notes=notes)
 
 
 def _shared(runs: pd.DataFrame, choice: Selection) -> tuple[pd.DataFrame, Sequence[str]]:
@@ -316,8 +314,7 @@ def _draw(
         "bits: the same seed, its sums rounded differently; right: true difference between two "
         "methods with this scatter that an unpaired test finds with 80 % power"
     )
-    handles, labels = right.get_legend_handles_labels()
-    head = f"{frame.title}: noise of {title}, {SPLIT_NAMES[split]}"
-    entitle(figure, head, "\n".join([about, *said]), handles, labels)
-    sheet = Sheet(("rule", "seed", "run", "value"), tuple(rows))
-    return Picture(f"noise-{frame.name}{choice.suffix}", figure, sheet)
+    drawn = figure, "\n".join([about, *said]), zip(*right.get_legend_handles_labels(), strict=True)
+    numbers = pd.DataFrame(rows, columns=["rule", "seed", "run", "value"])
+    shows = f"noise of {title}, {SPLIT_NAMES[split]}"
+    return of_frame("noise", frame, choice, shows, drawn, numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,14 +10,7 @@ import numpy as np
 import pandas as pd
 
 from feddg_bench.analysis.figures.curves import FLAT, REFERENCE, Axis, draw_curves
-from feddg_bench.analysis.figures.drawing import (
-    MARKERS,
-    Picture,
-    Sheet,
-    entitle,
-    new_figure,
-    truncated,
-)
+from feddg_bench.analysis.figures.drawing import MARKERS, Picture, new_figure, truncated
 from feddg_bench.analysis.figures.series import (
     BAND,
     SPLIT_NAMES,
@@ -26,6 +19,7 @@ from feddg_bench.analysis.figures.series import (
     curve_of,
     means,
     measure_series,
+    of_frame,
     over,
     over_their_seeds,
 )
@@ -58,17 +52,14 @@ def convergence(frame: Frame, choice: Selection) -> Picture | None:
     if choice.rule == "mean_last_5":
         numbers = {str(name): c["mean"].iloc[-LAST:].mean() for name, c in points.groupby("series")}
         end = "in the bar"
-    title = f"{frame.title}: {SPLIT_NAMES[split]}"
-    label = frame.metric_label(split)
     first, last = points.x.min(), points.x.max()
     left = first - 0.04 * (last - first)  # a margin for its marker
-    axis = Axis("round", end, left=left)
-    figure = draw_curves(
-        points, axis, label, title, said, numbers, LAST,
+    drawn = draw_curves(
+        points, Axis("round", end, left=left), frame.metric_label(split), said, numbers, LAST,
         references=_references(values, points, scenarios),
     )  # fmt: skip
-    name = f"convergence-{frame.name}{choice.suffix}"
-    return Picture(name, figure, _sheet("round", points, scenarios), tuple(notes))
+    shown = _listed(points, scenarios, "round")
+    return of_frame("convergence", frame, choice, SPLIT_NAMES[split], drawn, shown, notes)
 
 
 def _references(
@@ -202,14 +193,11 @@ def _swept(
     axis = Axis(label, end, tuple(at.values()), names, joined=joined)
     several = over(frame, split, scenarios, points[points.x != FLAT])
     said = f"{several}; {choice.rounds}{BAND if points['std'].any() else ''}"
-    title = f"{frame.title}: {SPLIT_NAMES[split]}"
-    figure = draw_curves(
-        points, axis, frame.metric_label(split), title, said,
-        references=_references(values, points, scenarios),
-    )  # fmt: skip
+    references = _references(values, points, scenarios)
+    drawn = draw_curves(points, axis, frame.metric_label(split), said, references=references)
     words = {at[place]: f"{place[1]:g}/{place[0]:g}" for place in shown if len(place) == 2}
-    sheet = _sheet(sweep.name, points, scenarios, words)
-    return Picture(f"{sweep.name}-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
+    listed = _listed(points, scenarios, sweep.name, words)
+    return of_frame(sweep.name, frame, choice, SPLIT_NAMES[split], drawn, listed, notes)
 
 
 def _at_every_point(values: pd.DataFrame, scenarios: int) -> pd.DataFrame:
@@ -259,39 +247,30 @@ def leaderboard(frame: Frame, choice: Selection) -> Picture | None:
     said = f"{over(frame, split, scenarios, points)}; {choice.rounds}"
     said += "; open marks: single scenarios" if several else ""
     said += "; whiskers: one standard deviation over seeds" if points["std"].any() else ""
-    title = f"{frame.title}: {SPLIT_NAMES[split]}"
-    if marks is not MARKERS:
-        handles = []
-    entitle(figure, title, said, handles, [labels[name] for name in each.columns if handles])
-    sheet = Sheet(
-        ("series", "mean", "std", "seeds", *each.columns),
-        tuple(
-            (p.series, p.mean, p.std, _listed(p.seeds), *single)
-            for p, single in zip(points.itertuples(), each.to_numpy().tolist(), strict=True)
-        ),
-    )
-    return Picture(f"leaderboard-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
+    named = [labels[name] for name in each.columns]
+    key = [*zip(handles, named, strict=True)] if handles and marks is MARKERS else []
+    numbers = points[["series", "mean", "std"]].assign(seeds=points.seeds.map(_spaced))
+    numbers = pd.concat([numbers, each.reset_index(drop=True)], axis=1)
+    drawn = figure, said, key
+    return of_frame("leaderboard", frame, choice, SPLIT_NAMES[split], drawn, numbers, notes)
 
 
-def _listed(seeds: Sequence[int]) -> str:
-    return " ".join(map(str, seeds))
+def _spaced(values: Iterable[Any]) -> str:
+    return " ".join(map(str, values))
 
 
-def _sheet(
-    x: str,
+def _listed(
     points: pd.DataFrame,
     scenarios: Collection[str],
+    x: str,
     words: Mapping[float, str] | None = None,
-) -> Sheet:
+    columns: Sequence[str] = ("mean", "std"),
+) -> pd.DataFrame:
+    """Return the numbers of curves; ``x`` names their first column, ``words`` values in it."""
     said = {FLAT: "all", **(words or {})}
-    whole = " ".join(sorted(scenarios))
-    return Sheet(
-        ("series", x, "mean", "std", "seeds", "scenarios"),
-        tuple(
-            (p.series, said.get(p.x, f"{p.x:g}"), p.mean, p.std, _listed(p.seeds), whole)
-            for p in points.itertuples()
-        ),
-    )
+    shown = points[["series", "x", *columns]].rename(columns={"x": x})
+    shown[x] = [said.get(at, f"{at:g}") for at in points.x]
+    return shown.assign(seeds=points.seeds.map(_spaced), scenarios=_spaced(sorted(scenarios)))
 
 
 KNOWN = "id_test"
@@ -327,23 +306,18 @@ def generalisation(frame: Frame, choice: Selection) -> Picture | None:
     }
     label = frame.metric_label(KNOWN) + ", logit scale" * percent
     axis = Axis(label, "after the last round", ticks, names, logit=percent)
-    title = f"{frame.title}: {SPLIT_NAMES[split]} against {SPLIT_NAMES[KNOWN]}"
     said = over(frame, split, scenarios, points)
     said += "; curves run through the evaluated rounds; above FedAvg's: better at equal id_test"
-    figure = draw_curves(
-        _drawn(points, percent), axis, frame.metric_label(split), title, said, ends,
+    drawn = draw_curves(
+        _drawn(points, percent), axis, frame.metric_label(split), said, ends,
         references=references, marked_ends=True,
     )  # fmt: skip
-    for axes in figure.axes:
+    for axes in drawn[0].axes:
         axes.set_yticks(yticks, labels=ynames)
-    sheet = Sheet(
-        ("series", "round", KNOWN, split, "seeds", "scenarios"),
-        tuple(
-            (p.series, f"{p.x:g}", p.known, p.mean, _listed(p.seeds), " ".join(sorted(scenarios)))
-            for p in points.itertuples()
-        ),
-    )
-    return Picture(f"generalisation-{frame.name}{choice.suffix}", figure, sheet, tuple(notes))
+    shown = _listed(points, scenarios, "round", columns=("known", "mean"))
+    shown = shown.rename(columns={"known": KNOWN, "mean": split})
+    shows = f"{SPLIT_NAMES[split]} against {SPLIT_NAMES[KNOWN]}"
+    return of_frame("generalisation", frame, choice, shows, drawn, shown, notes)
 
 
 def _against_known(both: pd.DataFrame, scenarios: Collection[str]) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from feddg_bench.analysis.figures.drawing import Drawn, Picture, layout
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
 from feddg_bench.analysis.tables.generic import Frame
 from feddg_bench.analysis.tables.setups import split as split_variants
@@ -234,6 +235,21 @@ def over(frame: Frame, split: str, scenarios: Collection[str], points: pd.DataFr
         (name,) = scenarios
         return f"scenario {frame.scenario_labels(split)[name]}{BOTH.get(split, '')}, {said}"
     return f"mean over {len(scenarios)} scenarios{BOTH.get(split, '')}, {said}"
+
+
+def of_frame(
+    kind: str,
+    frame: Frame,
+    choice: Selection,
+    shows: str,
+    drawn: Drawn,
+    numbers: pd.DataFrame,
+    notes: Iterable[str] = (),
+) -> Picture:
+    """Finish a figure of a frame: ``kind`` begins its name, ``shows`` ends its title."""
+    figure, said, key = drawn
+    name = f"{kind}-{frame.name}{choice.suffix}"
+    return layout(name, figure, f"{frame.title}: {shows}", said, key, numbers, notes)
 
 
 def curve_of(run: RecordedRun, split: str) -> dict[int, float]:
