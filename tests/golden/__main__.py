@@ -87,14 +87,14 @@ def today() -> Known:
         if "all" not in names:
             continue
         for claim in claims(made.runs):
-            for test in claim.tests:
-                said = f"{claim.source}, {claim.where}: {claim.better} above {claim.worse}"
-                origin = (digest([said, test.frame]), "", "", "", "claim", "", "")
-                compared = test.comparison
-                gap = compared.difference
-                value, low, high = (f"{n:.10g}" for n in (gap.value, gap.low, gap.high))
-                place = f"{said}, {test.frame}"
-                found[origin] = {(value, f"{compared.p_value:.10g}", low, high): place}
+            if (compared := claim.comparison) is None:
+                continue
+            said = f"{claim.source}, {claim.where}: {claim.better} above {claim.worse}"
+            origin = (digest([said, claim.frame]), "", "", "", "claim", "", "")
+            gap = compared.difference
+            value, low, high = (f"{n:.10g}" for n in (gap.value, gap.low, gap.high))
+            place = f"{said}, {claim.frame}"
+            found[origin] = {(value, f"{compared.p_value:.10g}", low, high): place}
     return found
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddg_bench.analysis.claims import PaperClaim, claims, claims_text, tally
+from feddg_bench.analysis.claims import Claim, claims, claims_text, tally
 from feddg_bench.analysis.tables.describe import load_description, named_tables
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.records.frame import read_frame, run_frame
 from feddg_bench.records.record import TunedRecord
 from feddg_bench.records.runs import key_metric, read_runs
-from feddg_bench.records.statistics import t_test
+from feddg_bench.records.statistics import Comparison, t_test
 from tests.fabricate_records import in_frame, record, save
 from tests.helpers import refused
 
@@ -58,19 +58,24 @@ def runs(
                 save(root, one.model_copy(update={"tuned": note}))
 
 
-def claim(root: Path, worse: str = "CCST") -> PaperClaim:
-    found = [c for c in claims(read_frame(root)) if (c.source, c.worse) == (TITLE, worse)]
-    return next(c for c in found if c.where == "PACS test")
+def claim(root: Path, worse: str = "CCST") -> list[Claim]:
+    """Return the rows of a claim."""
+    name = TITLE, "PACS test", "PARDON", worse
+    return [c for c in claims(read_frame(root)) if c.name == name]
+
+
+def compared(row: Claim) -> Comparison:
+    assert row.comparison is not None
+    return row.comparison
 
 
 @pytest.mark.parametrize(("best", "verdict"), [("pardon", "holds"), ("ccst", "does not hold")])
 def test_the_interval_decides(tmp_path: Path, best: str, verdict: str) -> None:
     runs(tmp_path, best, (0, 1, 2))
-    found = claim(tmp_path)
-    assert found.published == pytest.approx(3.64, abs=0.005)  # the printed average
-    assert found.tested is not None
-    assert found.tested.verdict == verdict
-    assert (found.tested.scenarios, found.tested.seeds) == (2, 3)
+    (found,) = claim(tmp_path)
+    assert found.claimed == pytest.approx(3.64, abs=0.005)  # the printed average
+    assert found.verdict == verdict
+    assert (found.scenarios, found.seeds) == (2, 3)
     text = claims_text([found])
     assert f"|{verdict}|" in text
     assert f"1 {verdict}" in text
@@ -78,35 +83,30 @@ def test_the_interval_decides(tmp_path: Path, best: str, verdict: str) -> None:
 
 def test_too_few_runs_tell_nothing(tmp_path: Path) -> None:
     runs(tmp_path, "pardon", (0, 1))
-    found = claim(tmp_path)
-    assert found.tested is not None
-    assert found.tested.verdict == "undecided"
-    none = claim(tmp_path, "FPL")
-    assert none.tested is None
+    (found,), (none,) = claim(tmp_path), claim(tmp_path, "FPL")
+    assert found.verdict == "undecided"
+    assert (none.comparison, none.verdict, none.recipe) == (None, "", "")
     assert "PARDON above FPL: no runs" in claims_text([none])
     assert tally([found, none]).endswith("1 undecided, 1 without runs")
 
 
 def test_a_table_s_first_scenario_need_not_be_there(tmp_path: Path) -> None:
     runs(tmp_path, "pardon", (0, 1, 2), scenarios=PACS[1:])
-    found = claim(tmp_path).tested
-    assert found is not None
+    (found,) = claim(tmp_path)
     assert found.scenarios == 1
-    assert found.comparison.difference.value > 0
+    assert compared(found).difference.value > 0
 
 
 def test_the_papers_frame_goes_first_then_tuned_runs(tmp_path: Path) -> None:
     runs(tmp_path, "pardon", (0, 1, 2))
     runs(tmp_path, "ccst", (0, 1, 2), tuned=True)
-    first = claim(tmp_path).tested
-    assert first is not None
-    assert first.departs
+    first = claim(tmp_path)[0]
+    assert first.setup == "*"
     assert "tuned" in first.frame
     assert first.verdict == "does not hold"
     runs(tmp_path, "pardon", (0, 1, 2), recipe="pardon")
-    second = claim(tmp_path).tested
-    assert second is not None
-    assert not second.departs
+    second = claim(tmp_path)[0]
+    assert second.setup != "*"
     assert "recipe pardon" in second.frame
 
 
@@ -115,11 +115,11 @@ def test_tuned_runs_take_the_place_of_untuned_ones_once_they_have_an_interval(
 ) -> None:
     runs(tmp_path, "pardon", (0, 1, 2))
     runs(tmp_path, "ccst", (0,), tuned=True, scenarios=PACS[:1])
-    (untuned,) = claim(tmp_path).tests
+    (untuned,) = claim(tmp_path)
     assert "tuned" not in untuned.frame
     assert untuned.verdict == "holds"
     runs(tmp_path, "ccst", (1, 2), tuned=True, scenarios=PACS[:1])
-    (tuned,) = claim(tmp_path).tests
+    (tuned,) = claim(tmp_path)
     assert "tuned" in tuned.frame
 
 
@@ -135,8 +135,8 @@ def trained_to(root: Path, recipe: str, accuracy: float, seeds: Sequence[int] = 
             save(root, record(method, "pacs", settings=settings, entries=entries, **where))
 
 
-def recipes_of(found: PaperClaim) -> list[str]:
-    return [test.recipe for test in found.tests]
+def recipes_of(found: Sequence[Claim]) -> list[str]:
+    return [row.recipe for row in found]
 
 
 def test_each_recipe_has_a_line_the_best_trained_first(tmp_path: Path) -> None:
@@ -145,10 +145,10 @@ def test_each_recipe_has_a_line_the_best_trained_first(tmp_path: Path) -> None:
     trained_to(tmp_path, "desktop", 0.9)
     found = claim(tmp_path)
     assert recipes_of(found) == ["desktop", "quick", "laptop"]
-    assert [round(test.trained) for test in found.tests] == [90, 80, 70]
-    lines = [line for line in claims_text([found]).splitlines() if "|PARDON above CCST" in line]
+    assert [round(row.trained) for row in found] == [90, 80, 70]
+    lines = [line for line in claims_text(found).splitlines() if "|PARDON above CCST" in line]
     assert all(recipe in line for recipe, line in zip(recipes_of(found), lines, strict=True))
-    assert tally([found]).startswith("1 claim of papers: 0 hold, ")
+    assert tally(found).startswith("1 claim of papers: 0 hold, ")
     trained_to(tmp_path, "pardon", 0.5)
     assert recipes_of(claim(tmp_path))[0] == "pardon"  # the paper's own
     trained_to(tmp_path, "features", 0.95)  # another track: frozen features
@@ -166,19 +166,19 @@ def test_p_is_corrected_for_the_claims_of_its_recipe_only(tmp_path: Path) -> Non
     """Two claims are tested in `quick`, one of them also in `laptop`."""
     fpl_too(tmp_path)
     trained_to(tmp_path, "laptop", 0.1)
-    quick, laptop = claim(tmp_path).tests
+    quick, laptop = claim(tmp_path)
     assert (quick.recipe, laptop.recipe) == ("quick", "laptop")
-    assert quick.comparison.p_value == pytest.approx(2 * t_test(np.array([3.0, 5.0, 7.0])))
+    assert compared(quick).p_value == pytest.approx(2 * t_test(np.array([3.0, 5.0, 7.0])))
     measured = {
         (run.method, run.seed): key_metric(run, run.evaluation("last"), "test") or 0.0
         for run in read_runs(tmp_path)
         if run.recipe == "laptop"
     }
     gaps = [measured["pardon", seed] - measured["ccst", seed] for seed in range(3)]
-    assert laptop.comparison.p_value == pytest.approx(t_test(np.array(gaps)))
+    assert compared(laptop).p_value == pytest.approx(t_test(np.array(gaps)))
 
 
-def fisc_6(root: Path, levels: Sequence[tuple[float, int]]) -> PaperClaim:
+def fisc_6(root: Path, levels: Sequence[tuple[float, int]]) -> Claim:
     """Return the claim of FISC's Table 6 on runs of these (lambda, seed); CCST wins on seed 2."""
     for method in ("pardon", "ccst"):
         for level, seed in levels:
@@ -194,7 +194,7 @@ def fisc_6(root: Path, levels: Sequence[tuple[float, int]]) -> PaperClaim:
             }
             save(root, record(method, "pacs", settings=settings | parts, **made))
     (found,) = [
-        c for c in claims(read_frame(root)) if c.source.startswith("FISC, Table 6") and c.tested
+        c for c in claims(read_frame(root)) if c.source.startswith("FISC, Table 6") and c.comparison
     ]
     return found
 
@@ -202,45 +202,40 @@ def fisc_6(root: Path, levels: Sequence[tuple[float, int]]) -> PaperClaim:
 def test_a_mean_over_settings_says_which_and_takes_seeds_that_have_them_all(tmp_path: Path) -> None:
     """Seeds 0 and 1 have lambda 0 and 0.1; seed 2 has 0.1 only, and PARDON is far worse there."""
     found = fisc_6(tmp_path, ((0.0, 0), (0.1, 0), (0.0, 1), (0.1, 1), (0.1, 2)))
-    assert found.tested is not None
-    assert found.tested.columns == ("lambda 0.0", "lambda 0.1")
-    assert (found.tested.scenarios, found.tested.seeds) == (1, 2)
-    assert found.tested.comparison.difference.value > 0
+    assert found.columns == ("lambda 0.0", "lambda 0.1")
+    assert (found.scenarios, found.seeds) == (1, 2)
+    assert compared(found).difference.value > 0
     assert "1 scenario, 2 seeds; lambda 0.0, lambda 0.1)" in claims_text([found])
 
 
 def test_seeds_of_other_columns_do_not_count(tmp_path: Path) -> None:
     """Seed 2 has as many columns, but a different one."""
     levels = ((0.0, 0), (0.1, 0), (0.0, 1), (0.1, 1), (0.0, 2), (0.5, 2))
-    found = fisc_6(tmp_path, levels).tested
-    assert found is not None
+    found = fisc_6(tmp_path, levels)
     assert (found.columns, found.seeds) == (("lambda 0.0", "lambda 0.1"), 2)
 
 
 def test_the_published_difference_is_of_the_columns_that_were_run(tmp_path: Path) -> None:
     """PARDON minus CCST: -2.40 at lambda 0, +3.08 at 0.1, +0.7625 over all four."""
     found = fisc_6(tmp_path, ((0.0, 0), (0.1, 0)))
-    assert found.published == pytest.approx(0.7625)
-    assert found.tested is not None
-    assert found.tested.published == pytest.approx((67.01 - 69.41 + 66.2 - 63.12) / 2)
+    assert found.claimed == pytest.approx(0.7625)
+    assert found.published == pytest.approx((67.01 - 69.41 + 66.2 - 63.12) / 2)
     assert "|+0.34|" in claims_text([found])
 
 
 def test_where_the_paper_has_no_such_difference_nothing_can_be_told(tmp_path: Path) -> None:
     found = fisc_6(tmp_path, [(0.0, seed) for seed in MANY])
-    assert found.tested is not None
-    assert found.tested.published == pytest.approx(67.01 - 69.41)
-    assert found.tested.comparison.difference.low > 0
-    assert found.tested.verdict == "undecided"
+    assert found.published == pytest.approx(67.01 - 69.41)
+    assert compared(found).difference.low > 0
+    assert found.verdict == "undecided"
 
 
 def test_a_claim_on_a_mean_of_more_columns_leaves_as_much_open(tmp_path: Path) -> None:
     """FedCCRL's Table 2 prints the mean of four domains; only one domain has runs."""
     fedccrl(tmp_path, {"difp": True, "ra": True, "js": True}, better=True)
     fedccrl(tmp_path, {"difp": True, "ra": False, "js": False}, better=False)
-    (found,) = [c for c in claims(read_frame(tmp_path)) if c.tested and "Table 2" in c.source]
-    assert found.tested is not None
-    assert (found.tested.verdict, found.tested.published) == ("holds", None)
+    (found,) = [c for c in claims(read_frame(tmp_path)) if c.recipe and "Table 2" in c.source]
+    assert (found.verdict, found.published) == ("holds", None)
     assert "|+1.98|" in claims_text([found])
     assert re.search(r"\|holds\|[0-9.]+\|-\|-\|", claims_text([found]))
 
@@ -253,9 +248,8 @@ def test_a_method_without_one_of_its_parts_does_not_stand_for_it(tmp_path: Path)
         settings = in_frame("quick", "pacs", "fedavg")
         made = {"protocol": "lodo", "scenario": "pac-s", "domains": SKETCH, "seed": seed}
         save(tmp_path, record("fedavg", "pacs", settings=settings, better=False, **made))
-    (found,) = [c for c in claims(read_frame(tmp_path)) if c.tested and c.worse == "FedAvg"]
-    assert found.tested is not None
-    assert abs(found.tested.comparison.difference.value) < 5
+    (found,) = [c for c in claims(read_frame(tmp_path)) if c.recipe and c.worse == "FedAvg"]
+    assert abs(compared(found).difference.value) < 5
 
 
 def fedccrl(root: Path, parts: dict[str, bool], *, better: bool) -> None:
@@ -268,10 +262,10 @@ def fedccrl(root: Path, parts: dict[str, bool], *, better: bool) -> None:
 
 
 def test_parts_of_a_method_are_claims_too() -> None:
-    found = list(claims(run_frame([])))
+    found = claims(run_frame([]))
     parts = {c.worse for c in found if c.source.startswith("PARDON, Table V")}
     assert len(parts) == 4
-    assert all(c.published > 0 and c.tested is None for c in found)
+    assert all(c.claimed > 0 and c.comparison is None for c in found)
     assert {c.worse[-9:] for c in found if c.better == "PPDG, ResNet-50"} == {"ResNet-50"}
 
 
@@ -284,9 +278,8 @@ def test_a_part_is_missed_in_the_reading_that_it_was_taken_from(tmp_path: Path) 
             better = preset == "paper"
             made = {"scenario": "cs-a-p", "seed": seed, "recipe": "quick", "better": better}
             save(tmp_path, record("pardon", "pacs", settings=settings, **made))
-    (found,) = [c for c in claims(read_frame(tmp_path)) if c.worse.startswith("v3") and c.tested]
-    assert found.tested is not None
-    assert abs(found.tested.comparison.difference.value) < 5
+    (found,) = [c for c in claims(read_frame(tmp_path)) if c.worse.startswith("v3") and c.recipe]
+    assert abs(compared(found).difference.value) < 5
 
 
 def test_every_paper_has_claims_and_the_same_records_the_same_text(tmp_path: Path) -> None:
@@ -295,7 +288,7 @@ def test_every_paper_has_claims_and_the_same_records_the_same_text(tmp_path: Pat
     tables = [load_description(name)[1] for name in named_tables()]
     assert not any(table.best for table in tables if not table.paper)
     runs(tmp_path, "pardon", (0, 1, 2))
-    one, other = (claims_text(list(claims(read_frame(tmp_path)))) for _ in range(2))
+    one, other = (claims_text(claims(read_frame(tmp_path))) for _ in range(2))
     assert one == other
 
 
@@ -336,16 +329,15 @@ def test_claims_of_one_method_are_corrected_for_their_number(tmp_path: Path) -> 
     assert alone == pytest.approx(0.0495, abs=1e-4)
     half = 6.2053 * 2 / math.sqrt(3)  # Student's t at 98.75 %, two degrees of freedom
     for worse in ("CCST", "FPL"):
-        found = claim(tmp_path, worse)
-        assert found.tested is not None
-        difference = found.tested.comparison.difference
+        (found,) = claim(tmp_path, worse)
+        difference = compared(found).difference
         assert (difference.low, difference.high) == pytest.approx((5 - half, 5 + half), abs=1e-3)
-        assert found.tested.comparison.p_value == pytest.approx(2 * alone)
-        assert found.tested.verdict == "undecided"
+        assert compared(found).p_value == pytest.approx(2 * alone)
+        assert found.verdict == "undecided"
         smallest = 8.0104 * 2 / math.sqrt(3)  # noncentral t, two degrees of freedom
-        assert found.tested.comparison.detectable == pytest.approx(smallest, abs=1e-3)
+        assert compared(found).detectable == pytest.approx(smallest, abs=1e-3)
         published = {"CCST": 6.16, "FPL": -0.48}[worse]  # in this scenario
-        assert found.tested.published == pytest.approx(published)
+        assert found.published == pytest.approx(published)
         needs = "-"
         if published > 0:  # the seeds scatter by 2 points
             seeds = TTestPower().solve_power(published / 2, alpha=0.05 / 2, power=0.8)
@@ -355,9 +347,8 @@ def test_claims_of_one_method_are_corrected_for_their_number(tmp_path: Path) -> 
 
 def test_verdicts_at_different_rates_that_one_run_chose_are_marked(tmp_path: Path) -> None:
     fpl_too(tmp_path, rate=0.25)
-    found = claim(tmp_path)
-    assert found.tested is not None
-    assert found.tested.rates_apart
+    (found,) = claim(tmp_path)
+    assert found.rates_apart
     more = re.search(r"\|undecided‡\|[0-9.]+\|([^|]*)\|", claims_text([found]))
     assert more
     assert more[1] == "-"  # more runs would not decide this
@@ -366,8 +357,7 @@ def test_verdicts_at_different_rates_that_one_run_chose_are_marked(tmp_path: Pat
 
 def test_a_clear_difference_at_different_rates_tells_nothing_of_the_methods(tmp_path: Path) -> None:
     fpl_too(tmp_path, rate=0.25)
-    tested = claim(tmp_path).tested
-    assert tested is not None
-    clear = replace(tested, comparison=replace(tested.comparison, p_value=0.001))
+    (tested,) = claim(tmp_path)
+    clear = replace(tested, comparison=replace(compared(tested), p_value=0.001))
     assert clear.verdict == "undecided"
     assert replace(clear, rates_apart=False).verdict == "holds"

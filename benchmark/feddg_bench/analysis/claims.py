@@ -58,102 +58,99 @@ _SPLIT = "test"
 
 
 @dataclass(frozen=True)
-class PaperClaim:
-    """A claim that one row of a paper's table is better than another, and our tests of it."""
+class Claim:
+    """A row of the table of claims: one row of a paper's table is better than another.
+
+    A claim has a row for each recipe with runs of both, the most telling one first; without any,
+    it has one row, whose fields from `recipe` on are empty.
+    """
 
     source: str  # paper and table
     where: str  # head of the columns
     better: str  # label of the row claimed to be better
     worse: str  # label of the other row
-    published: float  # the published mean difference, in the table's unit
+    claimed: float  # the published mean difference, in the table's unit
     decimals: int  # decimals printed in the table
-    tests: tuple[Test, ...]  # one for each recipe with runs of both rows, the most telling first
-
-    @property
-    def tested(self) -> Test | None:
-        """The most telling test; ``None`` without runs of both rows."""
-        return self.tests[0] if self.tests else None
-
-
-@dataclass(frozen=True)
-class Test:
-    """A claim's comparison in a frame."""
-
-    frame: str  # title of the frame
-    recipe: str  # recipe of its runs
-    trained: float  # mean of both rows on `id_test`, in the metric's unit; 0 if not measured
-    departs: bool  # whether its setup is not the paper's
-    chosen: bool  # whether it is, but the paper leaves parts of it unpublished
+    recipe: str = ""  # recipe of the runs
+    frame: str = ""  # title of their frame
+    trained: float = 0.0  # mean of both rows on `id_test`, in the metric's unit; 0 if not measured
+    # `*` if the setup is not the paper's, `†` if it is, but the paper leaves parts unpublished
+    setup: str = ""
     # Over scenarios, or over seeds if there are too few scenarios. It is corrected for all claims
     # about the same better row in the same columns, tested in the same recipe (`simultaneous`).
-    comparison: Comparison
-    rates_apart: bool  # whether the rows differ in a setting that one run chose
-    scenarios: int  # number of sets of training domains
-    seeds: int  # number of seeds
-    columns: tuple[str, ...]  # heads of the averaged columns that vary settings
+    comparison: Comparison | None = None
+    rates_apart: bool = False  # whether the rows differ in a setting that one run chose
+    scenarios: int = 0  # number of sets of training domains
+    seeds: int = 0  # number of seeds
+    columns: tuple[str, ...] = ()  # heads of the averaged columns that vary settings
     # The published mean difference over the averaged columns; `None` if the paper prints only a
     # mean over more columns.
-    published: float | None
+    published: float | None = None
+
+    @property
+    def name(self) -> tuple[str, str, str, str]:
+        """What its rows share."""
+        return self.source, self.where, self.better, self.worse
 
     @property
     def decidable(self) -> bool:
         """Whether there are enough runs for an interval."""
-        return not math.isnan(self.comparison.difference.low)
+        return self.comparison is not None and not math.isnan(self.comparison.difference.low)
 
     @property
     def verdict(self) -> str:
-        """The test's verdict.
+        """The test's verdict; empty without one.
 
         It is undecided if the difference is not significant, if the paper has no gain in these
         columns, or if the rows differ in a setting that one run chose: it may be the cause.
         """
+        if self.comparison is None:
+            return ""
         silent = self.rates_apart or (self.published is not None and self.published <= 0)
         if silent or not self.comparison.p_value < LEVEL:
             return "undecided"
         return "holds" if self.comparison.difference.value > 0 else "does not hold"
 
 
-def claims(runs: pd.DataFrame) -> Iterator[PaperClaim]:
-    """Yield every claim of the papers' tables shipped with the suite, tested on a `read_frame`.
+def claims(runs: pd.DataFrame) -> list[Claim]:
+    """Return every claim of the papers' tables shipped with the suite, tested on a `read_frame`.
 
     Raises:
         DataError: If one cell would average runs that differ.
     """
     known: dict[frozenset[str], list[Frame]] = {}  # by varied keys: tables share them
+    found: list[Claim] = []
     for name in named_tables():
         _, description = load_description(name)
         if description.best:
             varied = frozenset(varied_keys(description))
             if varied not in known:
                 known[varied] = frames(runs, free=varied)
-            found = list(_of_table(name, description, known[varied]))
-            for where, better in dict.fromkeys((claim.where, claim.better) for claim in found):
-                yield from _corrected([c for c in found if (c.where, c.better) == (where, better)])
+            found += _of_table(name, description, known[varied])
+    groups: dict[tuple[str, ...], list[tuple[int, Comparison]]] = {}
+    for place, claim in enumerate(found):
+        if claim.comparison is not None:
+            together = (*claim.name[:3], claim.recipe)
+            groups.setdefault(together, []).append((place, claim.comparison))
+    for group in groups.values():
+        several = simultaneous([comparison for _, comparison in group])
+        for (place, _), corrected in zip(group, several, strict=True):
+            found[place] = replace(found[place], comparison=corrected)
+    return found
 
 
-def _corrected(found: Sequence[PaperClaim]) -> Iterator[PaperClaim]:
-    """Yield the claims about one better row; tests are corrected for their number in a recipe."""
-    comparisons: dict[str, list[Comparison]] = {}
-    for test in (test for claim in found for test in claim.tests):
-        comparisons.setdefault(test.recipe, []).append(test.comparison)
-    several = {recipe: iter(simultaneous(mine)) for recipe, mine in comparisons.items()}
-    for claim in found:
-        tests = (replace(test, comparison=next(several[test.recipe])) for test in claim.tests)
-        yield replace(claim, tests=tuple(tests))
-
-
-def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Iterator[PaperClaim]:
+def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Iterator[Claim]:
     where = {k: v for k, v in description.where.items() if not k.startswith(FRAMES)}
     loose = description.model_copy(update={"where": where, "others": False})
     columns = measured_columns(loose, None)
-    recipe = description.own_recipe
-    own = [frame for frame in of if in_track(frame.runs[0], recipe)]
+    own = [frame for frame in of if in_track(frame.runs[0], description.own_recipe)]
     made = [(f, make_rows(name, loose, columns, f.runs, variants=True)) for f in own]
     specs = {spec.label: spec for spec in description.rows if spec.where is not None}
     for number, group in enumerate(description.groups):
         tested = [c for c in columns if (c.group, c.split) == (number, _SPLIT)]
         values = _published(loose, columns, frozenset(c.number for c in tested))
         sign = -1 if description.lower_is_better else 1
+        head = group.head or str({**description.where, **group.where}.get("dataset", ""))
         for best, other in product(description.best, specs):
             if best == other or _frame_of(specs[best]) != _frame_of(specs[other]):
                 continue
@@ -161,30 +158,22 @@ def _of_table(name: str, description: Description, of: Sequence[Frame]) -> Itera
             gaps = {of: sign * (mine[of] - theirs[of]) for of in mine if of in theirs}
             if not gaps or math.fsum(gaps.values()) <= 0:
                 continue
-            tests = (
-                _test(f, rows, description, recipe, (best, other), tested, gaps) for f, rows in made
-            )
-            yield PaperClaim(
-                description.title,
-                group.head or _dataset(description, number),
-                best,
-                other,
-                fmean(gaps.values()),
-                description.decimals,
-                _of_each_recipe(filter(None, tests)),
-            )
+            mean = fmean(gaps.values())
+            claim = Claim(description.title, head, best, other, mean, description.decimals)
+            tests = (_tested(claim, f, rows, description, tested, gaps) for f, rows in made)
+            yield from _of_each_recipe(filter(None, tests)) or [claim]
 
 
-def _of_each_recipe(tests: Iterable[Test]) -> tuple[Test, ...]:
+def _of_each_recipe(tests: Iterable[Claim]) -> list[Claim]:
     """Return one test of each recipe, in its first setup by `_rank`; the best trained comes first.
 
     A recipe in which nothing can be tested is left out if another one has a test.
     """
-    found: dict[str, Test] = {}
+    found: dict[str, Claim] = {}
     for test in sorted(tests, key=_rank):
         found.setdefault(test.recipe, test)
-    tested = [test for test in found.values() if test.decidable] or [*found.values()][:1]
-    return tuple(sorted(tested, key=lambda test: (test.departs, -test.trained, test.recipe)))
+    told = [test for test in found.values() if test.decidable] or [*found.values()][:1]
+    return sorted(told, key=lambda test: (test.setup == "*", -test.trained, test.recipe))
 
 
 def _published(
@@ -209,27 +198,21 @@ def _frame_of(spec: RowSpec) -> dict[str, Any]:
     return {k: v for k, v in (spec.where or {}).items() if k.startswith(FRAMES)}
 
 
-def _dataset(description: Description, number: int) -> str:
-    where = {**description.where, **description.groups[number].where}
-    return str(where.get("dataset", ""))
-
-
-def _test(
+def _tested(
+    claim: Claim,
     frame: Frame,
     rows: Sequence[Row],
     description: Description,
-    recipe: str,
-    labels: tuple[str, str],
     columns: Sequence[MeasuredColumn],
     gaps: Mapping[frozenset[int], float],
-) -> Test | None:
-    """Return the comparison of two rows in a frame; ``None`` if they share no scenario and seed.
+) -> Claim | None:
+    """Return a claim as tested in a frame; ``None`` if its rows share no scenario and seed there.
 
     ``gaps`` holds the published differences by set of columns.
     """
     numbers = frozenset(column.number for column in columns)
-    better, worse = ([row for row in rows if row.spec.label == label] for label in labels)
-    pairs = list(product(better, worse))
+    labels = (claim.better, claim.worse)
+    pairs = list(product(*([row for row in rows if row.spec.label == label] for label in labels)))
     if not pairs:
         return None
     mine, theirs = max(pairs, key=lambda pair: _comparable(pair[0], pair[1], numbers))
@@ -244,30 +227,25 @@ def _test(
         both = _complete(both)
         ours, their = _by_seed(ours, both), _by_seed(their, both)
     held = {place[0] for place, _ in both}
-    heads = (c.spec.head for c in columns if c.number in held and _varies(c.spec.where))
     run = next(run for number in sorted(numbers) for run in mine.runs.get(number, ()))
-    departs = bool(departures(run.settings, recipe, run.dataset, run.method))
-    chosen = not departs and bool(own_choices(recipe, run.dataset))
+    recipe = description.own_recipe
+    departs = departures(run.settings, recipe, run.dataset, run.method)
     lower, fewest = description.lower_is_better, 1 if over_seeds else FEWEST
-    compared = compare(ours, their, lower_is_better=lower, seeds=fewest)
-    seeds = {seed for _, seed in both}
-    alike = [gap for of, gap in gaps.items() if of <= held]
     whole = frozenset[int]().union(*(of for of in gaps if of <= held)) == held
-    published = fmean(alike) if whole else None
-    return Test(
-        frame=frame.description.title,
+    return replace(
+        claim,
         recipe=run.recipe,
+        frame=frame.description.title,
         trained=trained(
             run for row in (mine, theirs) for n in sorted(held) for run in row.runs.get(n, ())
         ),
-        departs=departs,
-        chosen=chosen,
-        comparison=compared,
+        setup="*" if departs else "†" if own_choices(recipe, run.dataset) else "",
+        comparison=compare(ours, their, lower_is_better=lower, seeds=fewest),
         rates_apart=_rates_apart(mine, theirs, held),
         scenarios=len(units),
-        seeds=len(seeds),
-        columns=tuple(heads),
-        published=published,
+        seeds=len({seed for _, seed in both}),
+        columns=tuple(c.spec.head for c in columns if c.number in held and _varies(c.spec.where)),
+        published=fmean(gap for of, gap in gaps.items() if of <= held) if whole else None,
     )
 
 
@@ -311,16 +289,17 @@ def _by_seed(sample: Sample, pairs: Sequence[Measured]) -> Sample:
     return {((0, f"seed {s}", ""), 0): fmean(found) for s, found in values.items()}
 
 
-def _rank(test: Test) -> tuple[bool, bool, bool, int, str]:
+def _rank(test: Claim) -> tuple[bool, bool, bool, int, str]:
     """Return a sort key for setups: the paper's, those with an interval, tuned ones, most runs."""
     runs = test.scenarios * test.seeds
-    return (test.departs, not test.decidable, "tuned" not in test.frame, -runs, test.frame)
+    return test.setup == "*", not test.decidable, "tuned" not in test.frame, -runs, test.frame
 
 
-def tally(found: Sequence[PaperClaim]) -> str:
-    """Return the number of claims by verdict, as text."""
-    verdicts = Counter(claim.tested.verdict for claim in found if claim.tested)
-    apart = Counter(c.tested.verdict for c in found if c.tested and c.tested.rates_apart)
+def tally(found: Sequence[Claim]) -> str:
+    """Return the number of claims by the verdict of their first row, as text."""
+    firsts = {claim.name: claim for claim in reversed(found)}.values()
+    verdicts = Counter(claim.verdict for claim in firsts)
+    apart = Counter(claim.verdict for claim in firsts if claim.rates_apart)
     told = ", ".join(
         f"{verdicts[verdict]} {verdict if verdicts[verdict] == 1 else plural}"
         + (f" ({apart[verdict]} at different learning rates‡)" if apart[verdict] else "")
@@ -330,28 +309,27 @@ def tally(found: Sequence[PaperClaim]) -> str:
             ("undecided", "undecided"),
         )
     )
-    silent = len(found) - verdicts.total()
-    return f"{counted(len(found), 'claim')} of papers: {told}, {silent} without runs"
+    return f"{counted(len(firsts), 'claim')} of papers: {told}, {verdicts['']} without runs"
 
 
-def claims_grids(found: Sequence[PaperClaim]) -> Iterator[Grid]:
+def claims_grids(found: Sequence[Claim]) -> Iterator[Grid]:
     """Yield a grid for each paper's table: tested claims as rows, the others as notes."""
     heads = ("published", "ours", "p", "verdict", "detects", "needs", "in interval", "setup")
     for source in dict.fromkeys(claim.source for claim in found):
         mine = [claim for claim in found if claim.source == source]
         silent: dict[tuple[str, str], list[str]] = {}
         for claim in mine:
-            if claim.tested is None:
+            if claim.comparison is None:
                 silent.setdefault((claim.where, claim.better), []).append(claim.worse)
         notes = (
             f"{dataset_title(where)}, {better} above {'; '.join(rest)}: no runs."
             for (where, better), rest in silent.items()
         )
-        rows = (_row(claim, test) for claim in mine for test in claim.tests)
+        rows = (_row(claim, claim.comparison) for claim in mine if claim.comparison is not None)
         yield text_grid(source, heads, rows, notes)
 
 
-def claims_text(found: Sequence[PaperClaim]) -> str:
+def claims_text(found: Sequence[Claim]) -> str:
     """Return the claims as Markdown."""
     introduction = (
         f"{tally(found)}. Each claim says that a paper's method is better on test domains than "
@@ -383,33 +361,32 @@ def claims_text(found: Sequence[PaperClaim]) -> str:
     return document(title, introduction, claims_grids(found))
 
 
-def _needs(test: Test, published: float) -> str:
+def _needs(claim: Claim, comparison: Comparison, published: float) -> str:
     """Return the number of scenarios or seeds that would decide an undecided claim."""
-    if test.verdict != "undecided" or test.rates_apart or not test.decidable or published <= 0:
+    open_ = claim.verdict == "undecided" and not claim.rates_apart
+    if not open_ or not claim.decidable or published <= 0:
         return "-"
-    units = "scenarios" if test.scenarios >= FEWEST else "seeds"
-    number = needed(test.comparison, published, _MOST)
+    units = "scenarios" if claim.scenarios >= FEWEST else "seeds"
+    number = needed(comparison, published, _MOST)
     return f"over {_MOST} {units}" if number is None else f"{number} {units}"
 
 
-def _row(claim: PaperClaim, test: Test) -> Sequence[str | Entry]:
+def _row(claim: Claim, comparison: Comparison) -> Sequence[str | Entry]:
     """Return a claim's label and the cells with its test result."""
-    found = test.comparison.difference
-    published = claim.published if test.published is None else test.published
+    found, smallest = comparison.difference, comparison.detectable
+    published = claim.claimed if claim.published is None else claim.published
     ours = found.text(claim.decimals, signed=True)
     inside = "yes" if found.low <= published <= found.high else "no"
-    smallest = test.comparison.detectable
-    runs = f"{test.scenarios} scenario{'s' * (test.scenarios > 1)}, {test.seeds} seed"
-    over = f"; {', '.join(test.columns)}" if test.columns else ""
-    mark = "*" if test.departs else "†" if test.chosen else ""
+    runs = f"{counted(claim.scenarios, 'scenario')}, {counted(claim.seeds, 'seed')}"
+    over = f"; {', '.join(claim.columns)}" if claim.columns else ""
     return (
         f"{claim.better} above {claim.worse}, {dataset_title(claim.where)}",
         Entry(published, f"{published:+z.{claim.decimals}f}"),
         Entry(found.value, ours, low=found.low, high=found.high),
-        Entry(test.comparison.p_value, p_text(test.comparison.p_value)),
-        test.verdict + "‡" * test.rates_apart,
-        Entry(smallest, f"{smallest:.{claim.decimals}f}") if test.decidable else "-",
-        _needs(test, published),
-        inside if test.decidable and test.published is not None else "-",
-        f"{test.frame}{mark} ({runs}{'s' * (test.seeds > 1)}{over})",
+        Entry(comparison.p_value, p_text(comparison.p_value)),
+        claim.verdict + "‡" * claim.rates_apart,
+        Entry(smallest, f"{smallest:.{claim.decimals}f}") if claim.decidable else "-",
+        _needs(claim, comparison, published),
+        inside if claim.decidable and claim.published is not None else "-",
+        f"{claim.frame}{claim.setup} ({runs}{over})",
     )

@@ -114,7 +114,7 @@ class TablesCommand(Shown):
                 described = [name for name in names if name not in _APART]
                 made = make_tables(described, folders, chosen, also=_APART)
             grids, runs, left, varied = made
-            judged = list(claims(runs)) if {"all", "claims"} & {*names} else None
+            judged = claims(runs) if {"all", "claims"} & {*names} else None
         folder = self.out or folders[0] / "tables"
         wanted = [
             grid for grid in grids if "all" not in names or grid.filled()[0] or grid.name in names
@@ -143,7 +143,7 @@ class TablesCommand(Shown):
             have = "has" if varied == 1 else "have"
             say(f"{counted(varied, 'run')} {have} other settings; --variants shows them, too")
         paths = []
-        if judged and ("claims" in names or any(claim.tested for claim in judged)):
+        if judged and ("claims" in names or any(claim.comparison for claim in judged)):
             path = (self.out or folders[0]) / "claims.md"
             write_whole(path, claims_text(judged).encode(), sync=False)
             terminal().print(f"{tally(judged)}; wrote {path}", highlight=False)
