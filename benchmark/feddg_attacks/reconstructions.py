@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from feddg_attacks.records import AttackRecord, AttackResult, Interval, overall
+from feddg_bench.analysis.tables.captions import ABBREVIATIONS
 from feddg_bench.analysis.tables.columns import Column, MeasuredColumn
 from feddg_bench.analysis.tables.describe import ColumnSpec
 from feddg_bench.analysis.tables.grid import Entry, Grid, Line
@@ -160,13 +161,15 @@ def reconstruction_grid(name: str, records: Iterable[AttackRecord]) -> Grid:
         title=design.title,
         caption=f"PACS, {METHOD.upper()}: means over runs, with the range of their 95 % intervals. "
         f"Our setup: {setup or 'no records yet'}, not the paper's.",
-        definitions=(
-            "Sample: from the style of a single image; client: from that of all its images.",
-            f"`feddg-bench attack --kind {KIND}`.",
-        ),
         columns=columns,
         lines=tuple(lines),
-        notes=(OWN_FRAME, *design.notes),
+        notes=(
+            "Sample: from the style of a single image; client: from that of all its images.",
+            f"`feddg-bench attack --kind {KIND}`.",
+            ABBREVIATIONS,
+            OWN_FRAME,
+            *design.notes,
+        ),
         fills=tuple(fills),
         runs=runs,
     )

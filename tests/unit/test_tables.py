@@ -255,7 +255,7 @@ def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None
     text = markdown(grid)
     assert re.search(r"\*\*69.85 ± 5.00\*\*", text)
     assert re.search(r"<u>60.15 ± 5.00</u>", text)
-    assert any("of 4 units" in part and "not new seeds" in part for part in grid.definitions)
+    assert any("of 4 units" in part and "not new seeds" in part for part in grid.notes)
     add("moon", "oc-i-p", 0, (0.9,))
     again = cells(generic(tmp_path))
     assert again["PARDON", "unseen mean"]["mark"] == "best"  # moon has no mean
@@ -336,7 +336,7 @@ def test_two_scenarios_are_not_enough_for_a_test(add: Add, tmp_path: Path) -> No
             grid = generic(tmp_path)
             assert {cell["mark"] for cell in cells(grid).values()} == {""}
             assert cells(grid)["PARDON", "unseen p"]["value"] == ""
-            assert any("No row is marked as best" in part for part in grid.definitions)
+            assert any("No row is marked as best" in part for part in grid.notes)
         for seed in range(3):
             add("fedavg", scenario, seed, (0.1,))
             add("pardon", scenario, seed, (0.8 + step / 100,))
@@ -356,8 +356,8 @@ def test_two_seeds_are_not_enough_for_a_test_and_one_line_says_so(add: Add, tmp_
         heads = [column.head for column in grid.columns]
         assert ("p" in heads, "difference" in heads) == (not few, True)
         assert (why in grid.caption) == (why in printed.caption) == few
-        assert any(part.lower().startswith(why) for part in grid.definitions) == few
-        assert any("p of a two-sided t-test" in part for part in grid.definitions) != few
+        assert any(part.lower().startswith(why) for part in grid.notes) == few
+        assert any("p of a two-sided t-test" in part for part in grid.notes) != few
         gap, p_value = (entry for entry in printed.lines[1].entries[-2:])
         assert gap is not None
         assert gap.text.endswith("]") == few
@@ -399,7 +399,7 @@ def test_definitions_describe_a_bootstrap_over_seeds_only_if_there_are_several(
         grid = generic(tmp_path)
         found = [cells(grid)["PARDON", f"unseen {column}"] for column in ("IQM", "P(better)")]
         assert [cell["low"] != "" for cell in found] == [seed == 1] * 2
-        assert sum("bootstrap" in part for part in grid.definitions) == 2 * seed
+        assert sum("bootstrap" in part for part in grid.notes) == 2 * seed
 
 
 def test_generic_tables_are_ranked_and_narrow(add: Add, tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_p_values_are_corrected_for_the_rows_and_come_with_what_a_test_detects(
         assert float(found[method, "unseen p"]["value"]) == pytest.approx(factor * p_value)
         detects = 4.2559 * gap.std(ddof=1) / 2  # noncentral t, three degrees of freedom
         assert float(found[method, "unseen detects"]["value"]) == pytest.approx(detects, rel=1e-4)
-    caption = " ".join(grid.definitions)
+    caption = " ".join(grid.notes)
     assert "corrected (Holm) for the number of methods" in caption
     assert (
         "detects: the smallest true difference that such a test detects with 80 % power" in caption
@@ -730,7 +730,7 @@ def test_a_caption_says_what_decided_who_holds_what(
     add: Add, tmp_path: Path, partition: dict[str, str], said: str
 ) -> None:
     add(**partition, federation__rounds=50)
-    assert any(said in part for part in generic(tmp_path).definitions)
+    assert any(said in part for part in generic(tmp_path).notes)
 
 
 @pytest.mark.parametrize(
@@ -776,7 +776,7 @@ def test_variants_of_one_method_do_not_outvote_the_others_in_the_caption(
     for mu in (0.1, 0.2, 0.3, 0.4):
         add("fedprox", hyper={"mu": mu}, train__lr=0.0008)
     grid = generic(tmp_path, variants=True)
-    assert "lr 0.0004" in " ".join(grid.definitions)
+    assert "lr 0.0004" in " ".join(grid.notes)
     unlike = [note for note in grid.notes if "differs from most" in note]
     assert len(unlike) == 4
     assert all("FedProx" in note and "lr=0.0008" in note for note in unlike)
@@ -978,8 +978,8 @@ def test_runs_of_a_partition_of_ones_own_have_a_table(tmp_path: Path) -> None:
     mine = one.settings | {"partition": {**one.settings["partition"], "kind": "striped"}}
     changes = {"settings": mine, "key": run_key(mine, one.method_version)}
     save(tmp_path, one.model_copy(update=changes))
-    assert "N=77" in " ".join(generic(tmp_path).definitions)
-    assert "partition striped" in " ".join(generic(tmp_path).definitions)
+    assert "N=77" in " ".join(generic(tmp_path).notes)
+    assert "partition striped" in " ".join(generic(tmp_path).notes)
 
 
 def test_a_misspelt_method_of_a_table_is_guessed(tmp_path: Path) -> None:
@@ -1036,7 +1036,7 @@ def test_a_table_may_print_intervals_instead_of_deviations(add: Add, tmp_path: P
     )
     assert cells(grid)["PARDON", "all"]["text"] == "55.00"  # two seeds have no interval
     assert "mean ± 95 % interval over seeds" in grid.caption
-    assert "half of its 95 % interval (Student's t)" in grid.definitions[0]
+    assert "half of its 95 % interval (Student's t)" in grid.notes[0]
 
 
 def test_columns_may_vary_a_setting_but_not_mix_it(add: Add, tmp_path: Path) -> None:
@@ -1049,9 +1049,9 @@ def test_columns_may_vary_a_setting_but_not_mix_it(add: Add, tmp_path: Path) -> 
     grid = build("mine", table, read_runs(tmp_path))
     found = cells(grid)
     assert [float(found["FedAvg", name]["value"]) for name in ("0.0", "0.5")] == [0.0, 50.0]
-    assert not any("lambda=" in part for part in grid.definitions)
+    assert not any("lambda=" in part for part in grid.notes)
     one = user_table(groups=[{"columns": columns[1:], "split": "test"}])
-    assert "lambda=0.5" in " ".join(build("mine", one, read_runs(tmp_path)).definitions)
+    assert "lambda=0.5" in " ".join(build("mine", one, read_runs(tmp_path)).notes)
     mixed = user_table(groups=[{"columns": [*columns, {"head": "any"}], "split": "test"}])
     with refused(DataError, "would average runs with partition.heterogeneity 0 and"):
         build("mine", mixed, read_runs(tmp_path))

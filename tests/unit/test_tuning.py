@@ -707,7 +707,7 @@ def test_tuned_runs_have_a_table_of_their_own_that_says_the_trials(tmp_path: Pat
     assert (first.name, second.name) == ("digits4-ltdo-quick", "digits4-ltdo-quick-tuned")
     assert {run.method for run in first.runs} == {"fedprox", "moon", "fedavg"}
     assert {run.method for run in second.runs} == {"fedprox", "fedavg"}
-    captions = [" ".join(build(t.name, t.description, t.runs).definitions) for t in (first, second)]
+    captions = [" ".join(build(t.name, t.description, t.runs).notes) for t in (first, second)]
     assert "tuned by" not in captions[0]
     assert "training domains, 8 trials of one seed on ip-o-c each" in captions[1]
     assert "including those that test on these domains" in captions[1]
@@ -730,7 +730,7 @@ def test_missing_cells_are_filled_with_the_same_tuning(
     (table,) = frames(read_frame(tmp_path))
     grid = build("t", table.description, table.runs)
     assert f" tuned={word}" in dict(grid.fills)["FedProx"]
-    assert ("8 trials of one seed on ip-o-c under lodo" in " ".join(grid.definitions)) == (
+    assert ("8 trials of one seed on ip-o-c under lodo" in " ".join(grid.notes)) == (
         protocol == "lodo"
     )
 
@@ -759,7 +759,7 @@ def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
     save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}))
     save(tmp_path, tuned_record("fedavg", 0, 4), tuned_record("moon", 0, 4))
     (table,) = frames(read_frame(tmp_path))
-    caption = " ".join(build("t", table.description, table.runs).definitions)
+    caption = " ".join(build("t", table.description, table.runs).notes)
     assert (
         "4 trials of one seed on ip-o-c: MOON, FedAvg; 8 trials of one seed on ip-o-c: FedProx"
         in caption
@@ -773,7 +773,7 @@ def test_a_table_says_that_tuning_kept_the_recipe(tmp_path: Path, untuned: bool)
     if untuned:
         save(tmp_path, record("moon", settings={"train": {"lr": 0.002}}))
     (table,) = frames(read_frame(tmp_path))
-    said = " ".join(build("t", table.description, table.runs).definitions)
+    said = " ".join(build("t", table.description, table.runs).notes)
     kept = "each; the recipe's settings were selected for every row and are used in all scenarios"
     assert ("8 trials of one seed on ip-o-c" in said) != untuned
     assert (kept in said) != untuned

@@ -77,7 +77,6 @@ def table_view(table: Frame, details: Details, shown: Collection[str] = ()) -> d
                 "unit": description.unit,
                 "lower": description.lower_is_better,
                 "caption": grid.caption,
-                "definitions": grid.definitions,
                 "notes": grid.notes,
                 "footnotes": grid.footnotes,
                 "rows": [_places(grid, ours[row]) for row in rows],

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
 from feddg_bench.analysis.tables import captions
-from feddg_bench.analysis.tables.caveats import caveats
+from feddg_bench.analysis.tables.caveats import row_footnotes
 from feddg_bench.analysis.tables.columns import (
     Column,
     Kind,
@@ -26,28 +25,20 @@ from feddg_bench.analysis.tables.commands import fill_commands, merged
 from feddg_bench.analysis.tables.describe import COMPARED, RECIPES, Description, RunFilter
 from feddg_bench.analysis.tables.grid import DASH, MARKS, REFERENCE, Bold, Entry, Grid, Line, Mark
 from feddg_bench.analysis.tables.rows import Row, by_round, choose_rows, fill_rows, on_split
-from feddg_bench.analysis.tables.setups import departures, own_choices
+from feddg_bench.analysis.tables.setups import departures
+from feddg_bench.analysis.tables.sheet import Sheet
 from feddg_bench.records.published import Published, published_accuracy, published_number
 from feddg_bench.records.robustness import at_equal_id
 from feddg_bench.records.rules import CHOOSING, Rule
 from feddg_bench.records.runs import RecordedRun
 from feddg_bench.records.statistics import (
-    COLLAPSE,
     FEWEST,
-    TIE,
-    Comparison,
     Estimate,
-    Place,
     Sample,
     average_ranks,
     best_rows,
     by_seed,
-    by_unit,
-    collapsed,
-    compare,
-    corrected,
     improvement,
-    interquartile_mean,
     iqm,
     is_blind,
     mean_and_std,
@@ -91,7 +82,7 @@ def build(
     """
     columns = measured_columns(description, select)
     chosen = choose_rows(description, columns, runs, variants) if rows is None else rows
-    sheet = _Sheet(description, columns, fill_rows(name, description, columns, chosen))
+    sheet = Sheet(description, columns, fill_rows(name, description, columns, chosen))
     groups = description.groups
     if sheet.collapsed:
         groups = [group.led_by_iqm() for group in groups]
@@ -101,26 +92,21 @@ def build(
         for column in shown_columns(description.model_copy(update={"groups": groups}), columns)
         if not column.numbers <= silent
     )
-    outside = [_outside(description, row, columns) for row in rows]
-    missing = [_fills(sheet, row, outside) if fills else _NOTHING for row in rows]
+    missing = [_fills(sheet, row) if fills else _NOTHING for row in rows]
     cells = [_marked(sheet, column, bold, list(_cells(sheet, column, missing))) for column in shown]
-    mixed = {} if variants else captions.mixed(description, rows)
-    equal, by_one_run = captions.equal_rows(rows), captions.by_one_run(rows)[0]
-    rates = captions.other_rates(description, rows, sheet.reference)
+    footnotes = row_footnotes(sheet, variants=variants)
     elsewhere: dict[str, str] = {}
     lines: list[Line] = []
     for place, row in enumerate(rows):
         facts = {"method": row.method}
         if row.where is not None:
-            said = [f"with {mixed[row]}"] if row in mixed else []
-            said += [own[row] for own in (equal, rates, by_one_run) if row in own]
-            said += caveats(row.members, sheet.accuracy(row))
             of_runs = {
                 "recipe": "; ".join(sorted({run.recipe for run in row.members})),
                 "variant": row.variant.label,
             }
             ours = tuple(entries[place] for entries in cells)
-            lines.append(Line("ours", row.label, row.label, ours, facts | of_runs, tuple(said)))
+            said = tuple(footnotes[row])
+            lines.append(Line("ours", row.label, row.label, ours, facts | of_runs, said))
         published: list[Entry | None] = []
         for column in shown:
             found, apart = (
@@ -137,151 +123,20 @@ def build(
             _gap(entries[place], paper, column)
             for entries, paper, column in zip(cells, published, shown, strict=True)
         )
-        if any(gaps) and not outside[place]:
+        if any(gaps) and not sheet.outside[row]:
             lines.append(Line("difference", row.label, "difference", gaps, facts))
     oracle = any(column.rule == "oracle" for column in columns if column.split)
     return Grid(
         name,
         description.title + " (ORACLE selection)" * oracle,
-        captions.caption(description, columns, rows, sheet.seeds, outside=any(outside)),
-        captions.definitions(description, columns, rows, sheet.reference, sheet.seeds, lines),
+        captions.caption(sheet),
         shown,
         tuple(lines),
-        (
-            *captions.notes(description, rows),
-            *map(captions.sentence, _collapses(sheet)),
-            *map(captions.sentence, _frames(description, rows, outside, elsewhere)),
-        ),
+        captions.notes(sheet, lines, elsewhere),
         _commands(missing, {column.number for column in columns} - silent),
         {row.label: _runs(row) for row in rows if row.members},
         tuple(_absent(sheet, missing)),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Sheet:
-    """Data from which the cells of a table are computed."""
-
-    description: Description
-    columns: Sequence[MeasuredColumn]
-    unordered: Sequence[Row]
-
-    @cached_property
-    def places(self) -> dict[int, list[Place]]:
-        """Places that occur in any row, by measured column."""
-        found = sorted({place for row in self.unordered for place, _ in row.sample})
-        return {c.number: [place for place in found if place[0] == c.number] for c in self.columns}
-
-    @cached_property
-    def seeds(self) -> list[int]:
-        """Seeds that occur in any row."""
-        return sorted({seed for row in self.unordered for _, seed in row.sample})
-
-    @cached_property
-    def reference(self) -> Row | None:
-        """The row that others are compared with."""
-        against = self.description.against
-        rows = [row for row in self.unordered if row.sample and row.method == against]
-        return max(rows, key=lambda row: len(row.sample), default=None)
-
-    @cached_property
-    def collapsed(self) -> dict[Row, int]:
-        """Number of collapsed runs in the first group, for rows that have any."""
-        asked = self.description
-        if self.reference is None or not asked.ranked or asked.unit != "%":
-            return {}
-        theirs = self.first[self.reference]
-        # A run can collapse on both of its unseen domains.
-        pairs = {row: collapsed(self.first[row], theirs) for row in self.unordered}
-        found = {row: len({(of[1:], seed) for of, seed in pairs[row]}) for row in pairs}
-        return {row: count for row, count in found.items() if count}
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The rows; ranked ones in order of mean or, if runs collapse, IQM over the first group."""
-        if not self.description.ranked:
-            return list(self.unordered)
-        sign = 1 if self.description.lower_is_better else -1
-
-        def place(row: Row) -> tuple[bool, float, str]:
-            mean = self.mean(row)
-            if mean is not None and self.collapsed:
-                values = np.concatenate([*by_unit(self.first[row]).values()])
-                mean = float(interquartile_mean(values))
-            return mean is None, sign * (mean or 0), row.label
-
-        return sorted(self.unordered, key=place)
-
-    @cached_property
-    def comparisons(self) -> dict[frozenset[int], dict[Row, Comparison]]:
-        """Comparison of each row with the reference, by columns; p-values are Holm-corrected."""
-        found: dict[frozenset[int], dict[Row, Comparison]] = {}
-        for number, group in enumerate(self.description.groups):
-            if self.reference is None or not COMPARED & set(group.summaries):
-                continue
-            numbers = frozenset(c.number for c in self.columns if c.group == number)
-            theirs, lower = self.reference.part(numbers), self.description.lower_is_better
-            others = [row for row in self.rows if row is not self.reference]
-            each = [
-                compare(row.part(numbers), theirs, lower_is_better=lower, tie=self.tie)
-                for row in others
-            ]
-            family = [row not in self.outside_family for row in others]
-            found[numbers] = dict(zip(others, corrected(each, family), strict=True))
-        return found
-
-    @cached_property
-    def silent(self) -> set[int]:
-        """Columns of groups without any number, in a paper's table that has numbers elsewhere."""
-        filled = {c.group for c in self.columns if self.places[c.number]}
-        if self.description.paper is None or not filled:
-            return set()
-        return {c.number for c in self.columns if c.group not in filled}
-
-    @cached_property
-    def outside_family(self) -> set[Row]:
-        """Rows that no p-value is corrected for: centralised ones, and those like the reference."""
-        theirs = None if self.reference is None else self.reference.sample
-        return {
-            row
-            for row in self.unordered
-            if row.sample == theirs
-            or (row.members and all(r.get("partition.kind") == "pooled" for r in row.members))
-        }
-
-    @property
-    def tie(self) -> float:
-        """Differences below it are ties: `TIE` if in percent, else half the last printed digit."""
-        percent = self.description.unit == "%"
-        return TIE if percent else 0.5 * 10.0**-self.description.decimals
-
-    @cached_property
-    def first(self) -> dict[Row, Sample]:
-        """Each row's values in the first group, for seeds with all its scenarios."""
-        numbers = [c.number for c in self.columns if c.group == 0]
-        places = {place for number in numbers for place in self.places[number]}
-        parts = {row: row.part(numbers) for row in self.unordered}
-        seeds = {row: by_seed(part, places) for row, part in parts.items()}
-        return {
-            row: {p: v for p, v in part.items() if p[1] in seeds[row]}
-            for row, part in parts.items()
-        }
-
-    def mean(self, row: Row) -> float | None:
-        """Return a row's mean over the first group; ``None`` if no seed has all its scenarios."""
-        values = self.first[row]
-        seeds = by_seed(values, {place for place, _ in values})
-        return mean_and_std(list(seeds.values()))[0] if seeds else None
-
-    def accuracy(self, row: Row) -> float | None:
-        """Return `mean` if it is an accuracy on held-out domains, else ``None``."""
-        first = {(c.metric, c.split) for c in self.columns if c.group == 0}
-        return self.mean(row) if first <= {("accuracy", "test"), ("accuracy", "val")} else None
-
-    def wanted(self, sources: Sequence[MeasuredColumn]) -> list[Place]:
-        """Return the scenarios of some columns; empty if one of these has none in any row."""
-        found = [self.places[source.number] for source in sources]
-        return [place for places in found for place in places] if all(found) else []
 
 
 # --------------------------------------------------------------------------------- cells
@@ -291,7 +146,7 @@ _Missing = tuple[str, Mapping[int, str]]
 _NOTHING: _Missing = ("", {})
 
 
-def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterator[Entry]:
+def _cells(sheet: Sheet, column: Column, missing: Sequence[_Missing]) -> Iterator[Entry]:
     """Yield a column's cells, from top to bottom."""
     kind, numbers, places = column.kind, column.numbers, sheet.wanted(column.sources)
     compared, worst = kind in COMPARED, kind == "worst"
@@ -332,7 +187,7 @@ def _cells(sheet: _Sheet, column: Column, missing: Sequence[_Missing]) -> Iterat
 
 
 def _own(
-    sheet: _Sheet,
+    sheet: Sheet,
     row: Row,
     column: Column,
     seeds: Mapping[int, float],
@@ -359,7 +214,7 @@ def _own(
 
 
 def _compared(
-    sheet: _Sheet,
+    sheet: Sheet,
     row: Row,
     column: Column,
     keys: tuple[str, ...],
@@ -443,7 +298,7 @@ def _curve(row: Row, column: Column) -> list[tuple[Sample, Sample]]:
     return [(known[number], held[number]) for number in sorted(known.keys() & held.keys())]
 
 
-def _marked(sheet: _Sheet, column: Column, bold: Bold, entries: list[Entry]) -> list[Entry]:
+def _marked(sheet: Sheet, column: Column, bold: Bold, entries: list[Entry]) -> list[Entry]:
     """Return a column's cells with the best and the second-best marked."""
     places, lower = sheet.wanted(column.sources), sheet.description.lower_is_better
     if column.kind not in _MARKED or not places or bold == "none":
@@ -592,39 +447,18 @@ def _gap(ours: Entry, published: Entry | None, column: Column) -> Entry | None:
 # --------------------------------------------------------------------------------- notes
 
 
-def _outside(
-    description: Description, row: Row, columns: Sequence[MeasuredColumn]
-) -> tuple[str, ...]:
-    """Return how a row's runs depart from the setup of the paper; empty if they do not."""
-    if description.paper is None:
-        return ()
-    found = (
-        departures(
-            run.settings,
-            description.own_recipe,
-            run.dataset,
-            run.method,
-            {**(row.where or {}), **column.where},
-        )
-        for column in columns
-        for run in row.runs.get(column.number, ())
-    )
-    return next(filter(None, found), ())
-
-
-def _fills(sheet: _Sheet, row: Row, outside: Sequence[tuple[str, ...]]) -> _Missing:
+def _fills(sheet: Sheet, row: Row) -> _Missing:
     """Return the commands that fill a row's cells; all cells if its runs have another setup."""
     if row.where is None:
         return _NOTHING
-    departs = dict(zip(sheet.rows, outside, strict=True))
     missing: Sequence[MeasuredColumn] = [
         column
         for column in sheet.columns
         if not by_seed(row.part([column.number]), sheet.places[column.number])
         and column.number not in row.silent
     ]
-    if departs[row]:
-        inside = any(other.spec is row.spec and not departs[other] for other in sheet.rows)
+    if sheet.outside[row]:
+        inside = any(other.spec is row.spec and not sheet.outside[other] for other in sheet.rows)
         row, missing = Row(row.spec, row.spec.label, row.where), [] if inside else sheet.columns
     scenarios = {n: [place[2] for place in u] for n, u in sheet.places.items()}
     return row.label, fill_commands(sheet.description, row, missing, scenarios, sheet.seeds)
@@ -642,7 +476,7 @@ def _commands(missing: Sequence[_Missing], numbers: Collection[int]) -> tuple[tu
     )
 
 
-def _absent(sheet: _Sheet, missing: Sequence[_Missing]) -> Iterator[tuple[str, str]]:
+def _absent(sheet: Sheet, missing: Sequence[_Missing]) -> Iterator[tuple[str, str]]:
     """Yield the heads of groups without runs, and the command that fills them."""
     heads: dict[str, list[str]] = {}
     for number in sorted({c.group for c in sheet.columns if c.number in sheet.silent}):
@@ -650,40 +484,6 @@ def _absent(sheet: _Sheet, missing: Sequence[_Missing]) -> Iterator[tuple[str, s
         commands = " && ".join(merged(command for _, command in _commands(missing, mine)))
         heads.setdefault(commands, []).append(sheet.description.groups[number].head)
     yield from ((", ".join(filter(None, of)), commands) for commands, of in heads.items())
-
-
-def _collapses(sheet: _Sheet) -> Iterator[str]:
-    """Yield a note on the runs that collapsed."""
-    if sheet.collapsed and sheet.reference is not None:
-        rows = ", ".join(f"{row.label} {count}" for row, count in sheet.collapsed.items())
-        yield (
-            f"some runs collapse: their difference to {sheet.reference.label} is at least "
-            f"{COLLAPSE:g} points below the median over seeds ({rows}). The IQM therefore comes "
-            f"first and orders the rows"
-        )
-
-
-def _frames(
-    description: Description,
-    rows: Sequence[Row],
-    outside: Sequence[tuple[str, ...]],
-    elsewhere: Mapping[str, str],
-) -> Iterator[str]:
-    """Yield notes on rows that depart from the paper's setup, and on choices of our own."""
-    for departs in dict.fromkeys(filter(None, outside)):
-        labels = [row.label for row, found in zip(rows, outside, strict=True) if found == departs]
-        yield (
-            f"not in the setup of the paper's table, hence without a difference: "
-            f"{', '.join(labels)} ({', '.join(departs)})"
-        )
-    if description.paper is not None:
-        inside = [row for row, departs in zip(rows, outside, strict=True) if not departs]
-        for dataset in sorted({run.dataset for row in inside for run in row.members}):
-            if chosen := own_choices(description.own_recipe, dataset):
-                yield f"not published, hence our choice: {', '.join(chosen)}"
-    if elsewhere:
-        said = "; ".join(f"{source} ({found})" for source, found in elsewhere.items())
-        yield f"published for another setup, hence not compared: {said}"
 
 
 def _runs(row: Row) -> dict[str, tuple[str, ...]]:

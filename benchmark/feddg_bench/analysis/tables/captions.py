@@ -1,32 +1,26 @@
-"""Captions and notes: what was run, how numbers were selected, and caveats."""
+"""Captions and notes: what was run, how numbers were obtained, and rows that stand out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from feddg_bench.analysis.tables.caveats import few_images
-from feddg_bench.analysis.tables.columns import MeasuredColumn, varied_keys
-from feddg_bench.analysis.tables.describe import Description
+from feddg_bench.analysis.tables.caveats import by_one_run, few_images
+from feddg_bench.analysis.tables.describe import COMPARED, SUMMARIES
 from feddg_bench.analysis.tables.grid import Line
 from feddg_bench.analysis.tables.rows import Row
-from feddg_bench.analysis.tables.setups import FRAME, departing, is_frozen, modal, unlike_recipe
-from feddg_bench.common.titles import WITHOUT_EFFECT, backbone_title
-from feddg_bench.config.schema import LAYERS, PartitionSettings
+from feddg_bench.analysis.tables.setups import modal, own_choices, unlike_recipe
+from feddg_bench.analysis.tables.sheet import Sheet
+from feddg_bench.common.titles import backbone_title
+from feddg_bench.config.schema import PartitionSettings
 from feddg_bench.data.protocols import TITLES
-from feddg_bench.plugins import acts_on, dataset_title, harmless
-from feddg_bench.records.differences import (
-    assignments,
-    differences,
-    setting_name,
-    setting_text,
-    values,
-)
+from feddg_bench.plugins import dataset_title, harmless
+from feddg_bench.records.differences import assignments, differences, setting_text, values
 from feddg_bench.records.metrics import find_metric
 from feddg_bench.records.rules import CHOOSING, LAST, Rule
 from feddg_bench.records.runs import RecordedRun
-from feddg_bench.records.statistics import FEWEST
+from feddg_bench.records.statistics import COLLAPSE, FEWEST
 
 RULE_SENTENCES: Mapping[Rule, str] = {
     "last": "last round",
@@ -35,10 +29,13 @@ RULE_SENTENCES: Mapping[Rule, str] = {
     "best_by_id_val": "round of the best {metric} on held-out training-domain images",
     "oracle": "ORACLE: best round on the test domain",
 }
+ABBREVIATIONS = (
+    "SD: sample standard deviation; N: clients; K: clients of a round; lambda: from 0, as few "
+    "domains a client as possible, to 1, the same mixture of domains everywhere; px: the side of "
+    "an image."
+)
 MOST_WORDS = 40
 """Maximum number of words of title and caption together."""
-BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
-"""Settings without meaning if one client holds all images."""
 _CLIENTS = ("partition.clients", "N={}")
 _SAMPLED = ("federation.per_round", "K={}")
 _MIXED = ("partition.heterogeneity", "lambda={}")
@@ -85,7 +82,6 @@ _MORE = (
     ("train.lr", "lr {}"),
     ("federation.bn", "batch normalisation {}"),
 )
-_RATE = "train.lr"
 _MANY = 8
 """Maximum number of differences listed; the rest are only counted."""
 
@@ -101,34 +97,6 @@ _BOTH = (
     "unseen: the mean over both held-out domains of a scenario, val and test; val chose neither a "
     "round nor a setting"
 )
-SUMMARIES = {
-    "id_test": "mean on id_test: the same runs on held-out images of the training domains",
-    "worst": "worst: the smallest value among the columns of a group, for each seed",
-    "iqm": "IQM: mean of the middle half of all runs",
-    "rank": "rank: mean over the columns of a group, among rows that have all of them",
-}
-_AGAINST = {
-    "wins": "wins/ties/losses by unit",
-    "difference": "mean difference with its 95 % interval (Student's t over units' mean "
-    "differences), which describes units like these, not new seeds",
-    "p_value": "p of a two-sided t-test over units' mean differences, for units like these",
-    "p_same": "p, these units: of a two-sided t-test over the seeds' mean differences, for exactly "
-    "these units and further seeds; it needs five seeds",
-    "detectable": "detects: the smallest true difference that such a test detects with 80 % power",
-    "excess": "at equal id_test: the mean minus the mean predicted for {0} at the row's id_test, "
-    "by the slope of {0}'s evaluated rounds on a logit scale, with a 95 % jackknife interval over "
-    "units; none if id_test differs by more than over those rounds",
-    "compute": "compute: all operations of a run except those of evaluation, over {0}'s in the "
-    "same scenarios and seeds; a dash where a record does not count them",
-    "improvement": "P(better): probability that a run is better than one of {0} in its unit",
-}
-"""Summary that compares with a method -> its definition."""
-_INTERVALS = {
-    "iqm": ", with a 95 % interval by a bootstrap over seeds within each unit, widened for few "
-    "seeds; it holds for these units only",
-    "improvement": ", with an interval by the same bootstrap",
-}
-"""Summary -> the end of its definition if there are several seeds; one gives no interval."""
 _SPREADS = {
     "sd": ("SD", "sample standard deviation"),
     "interval": ("95 % interval", "half of its 95 % interval (Student's t)"),
@@ -136,115 +104,143 @@ _SPREADS = {
 """Meaning of the number after ±, for captions and for definitions."""
 
 
-def caption(
-    description: Description,
-    columns: Sequence[MeasuredColumn],
-    rows: Sequence[Row],
-    seeds: Sequence[int],
-    *,
-    outside: bool,
-) -> str:
+CAPTION = "{setup} {measure}{spread} {seeds}{rules}{one_run}{untested}."
+
+
+def caption(sheet: Sheet) -> str:
     """Return the data sets, the protocol, the setup, the seeds and the selection rule.
 
     Title and caption have at most `MOST_WORDS` words, so parts of the setup can be left out; the
-    definitions hold all of it. ``outside`` says that the setup is not the paper's.
+    notes hold all of it.
     """
-    runs = [run for row in rows for run in row.members]
+    runs, title = sheet.runs, sheet.description.title
     if not runs:
         return "No run of this table is recorded yet; its notes list the commands to make them."
-    filled = {number for row in rows for number, found in row.runs.items() if found}
-    rules = dict.fromkeys(c.rule for c in columns if c.split and c.number in filled)
-    over = f", mean ± {_SPREADS[description.spread][0]} over" if len(seeds) > 1 else ","
-    said = f"{_measure(description, columns)}{over} "
-    said += ", ".join(
-        [seeds_text(seeds), *(RULE_SENTENCES[r].format(metric=_key(runs)) for r in rules)]
-    )
-    said += f"; {words}" if (words := by_one_run(rows)[1]) else ""
-    said += f"; {UNTESTED}" * (len(rows) > 1 and few_seeds(seeds))
+    filled = {number for row in sheet.rows for number, found in row.runs.items() if found}
+    rules = dict.fromkeys(c.rule for c in sheet.columns if c.split and c.number in filled)
+    several = f", mean ± {_SPREADS[sheet.description.spread][0]} over"
+    one_run = by_one_run(sheet.rows)[1]
+    said = {
+        "measure": capital(_measure(sheet)),
+        "spread": several if len(sheet.seeds) > 1 else ",",
+        "seeds": seeds_text(sheet.seeds),
+        "rules": "".join(f", {RULE_SENTENCES[r].format(metric=_key(runs))}" for r in rules),
+        "one_run": f"; {one_run}" if one_run else "",
+        "untested": f"; {UNTESTED}" * (len(sheet.rows) > 1 and few_seeds(sheet.seeds)),
+    }
     protocols, recipes, scenarios = (
         sorted({getattr(run, name) for run in runs}) for name in ("protocol", "recipe", "scenario")
     )
     datasets = sorted({(run.dataset, dataset_title(run.dataset, run.label)) for run in runs})
-    tuned = ", tuned" if any(run.changed for run in runs) else ""
     setup = [
-        ", ".join(title for _, title in datasets),
+        ", ".join(name for _, name in datasets),
         *(TITLES.get(name, name) for name in protocols),
         *(f"scenario {name}" for name in scenarios if len(scenarios) == 1),
-        f"recipe {', '.join(recipes)}{tuned}" + " (not the paper's setup)" * outside,
+        f"recipe {', '.join(recipes)}"
+        + ", tuned" * any(run.changed for run in runs)
+        + " (not the paper's setup)" * any(sheet.outside.values()),
     ]
-    setup = [part for part in setup if part not in description.title]
-    more = _settings(runs, varied_keys(description), ()) if len(datasets) == 1 else []
-    most = MOST_WORDS - len(description.title.split())
+    setup = [part for part in setup if part not in title]
+    more = _settings(runs, sheet.varied, ()) if len(datasets) == 1 else []
     while True:
-        words = f"{sentence(', '.join([*setup, *more]))} {sentence(said)}".strip()
-        if not more or len(words.split()) <= most:
+        words = CAPTION.format(setup=sentence(", ".join([*setup, *more])), **said).strip()
+        if not more or len(f"{title} {words}".split()) <= MOST_WORDS:
             return words
         more.pop()
 
 
-def definitions(
-    description: Description,
-    columns: Sequence[MeasuredColumn],
-    rows: Sequence[Row],
-    reference: Row | None,
-    seeds: Sequence[int],
-    lines: Sequence[Line],
-) -> tuple[str, ...]:
-    """Return sentences on how a table's numbers were obtained."""
-    runs = [run for row in rows for run in row.members]
-    spread = _SPREADS[description.spread][1]
+def notes(sheet: Sheet, lines: Sequence[Line], elsewhere: Mapping[str, str]) -> tuple[str, ...]:
+    """Return sentences on how numbers were obtained, and on rows that stand out.
+
+    Args:
+        sheet: The table.
+        lines: Its lines.
+        elsewhere: Source of a published number that is left out -> how its setup differs.
+    """
+    return tuple(
+        sentence(words)
+        for words in (
+            *_measured(sheet),
+            *_compared(sheet),
+            *_published(lines),
+            ABBREVIATIONS,
+            *sheet.description.notes,
+            *_rows(sheet),
+            *_codes(sheet.rows),
+            *_cpus(sheet.rows),
+            *_collapses(sheet),
+            *_frames(sheet, elsewhere),
+        )
+    )
+
+
+def _measured(sheet: Sheet) -> Iterator[str]:
+    """Yield notes on the metric, the rules and the runs."""
+    runs, seeds = sheet.runs, sheet.seeds
+    spread = _SPREADS[sheet.description.spread][1]
     over = f", mean ± {spread} over seeds" if len(seeds) > 1 else ""
     when = seeds_text(seeds) if seeds else "no run of this table is recorded yet"
-    said = [f"{_measure(description, columns)}{over}; {when}"]
-    for rule in dict.fromkeys(column.rule for column in columns if column.split is not None):
+    yield f"{_measure(sheet)}{over}; {when}"
+    for rule in dict.fromkeys(column.rule for column in sheet.columns if column.split is not None):
         words = f"Selection rule {rule}: {RULE_SENTENCES[rule].format(metric=_key(runs))}"
-        said.append(words + ", the earliest of equal ones" * (rule in CHOOSING))
-    if any(len({column.split for column in group.columns}) > 1 for group in description.groups):
-        said.append(_BOTH)
-    named = {(run.dataset, dataset_title(run.dataset, run.label)) for run in runs}
-    for dataset, title in sorted(named):
-        mine = [
-            r for r in runs if (r.dataset, dataset_title(r.dataset, r.label)) == (dataset, title)
-        ]
+        yield words + ", the earliest of equal ones" * (rule in CHOOSING)
+    groups = sheet.description.groups
+    if any(len({column.split for column in group.columns}) > 1 for group in groups):
+        yield _BOTH
+    named: dict[tuple[str, str], list[RecordedRun]] = {}
+    for run in runs:
+        named.setdefault((run.dataset, dataset_title(run.dataset, run.label)), []).append(run)
+    for (_, title), mine in sorted(named.items(), key=lambda pair: pair[0]):
         recipes = ", ".join(sorted({run.recipe for run in mine}))
-        settings = ", ".join(_settings(mine, varied_keys(description), _MORE))
-        said.append(f"{title}, recipe {recipes}: {settings}")
-    if few := few_images(run.few for run in runs):
-        said.append(few)
-    said += [*tuning(rows), *_privacy(rows)]
-    if len(rows) > 1 and seeds:
+        yield f"{title}, recipe {recipes}: {', '.join(_settings(mine, sheet.varied, _MORE))}"
+    yield from filter(None, [few_images(run.few for run in runs)])
+    yield from tuning(sheet.rows)
+    yield from _privacy(sheet.rows)
+
+
+def _compared(sheet: Sheet) -> Iterator[str]:
+    """Yield notes on tests and comparisons."""
+    seeds, reference = sheet.seeds, sheet.reference
+    if len(sheet.rows) > 1 and seeds:
         units: dict[tuple[int, int], set[str]] = {}
-        for number, row in enumerate(rows):
+        for number, row in enumerate(sheet.rows):
             for (column, unit, _), _ in row.sample:
-                units.setdefault((number, columns[column].group), set()).add(unit)
+                units.setdefault((number, sheet.columns[column].group), set()).add(unit)
         tested = max(map(len, units.values()))
         several = UNTESTED if few_seeds(seeds) else TESTED.format(tested)
-        said.append(several if tested >= FEWEST else _FEW)
+        yield several if tested >= FEWEST else _FEW
         if tested >= FEWEST:
-            said.append(_units(runs))
-    kinds = {kind for group in description.groups for kind in group.summaries}
+            yield _units(sheet.runs)
+    kinds = {kind for group in sheet.description.groups for kind in group.summaries}
     kinds -= {"p_value", "p_same"} if few_seeds(seeds) else set()
-    intervals = _INTERVALS if len(seeds) > 1 else {}
-    against = [words + intervals.get(kind, "") for kind, words in _AGAINST.items() if kind in kinds]
+    about = {
+        kind: one.about + one.interval * (len(seeds) > 1)
+        for kind, one in SUMMARIES.items()
+        if kind in kinds and one.about
+    }
+    against = [words for kind, words in about.items() if kind in COMPARED]
     if reference is not None and against:
-        listed = "; ".join(against).format(reference.label)
-        said.append(
+        yield (
             f"comparisons are with {reference.label}, over the scenarios and seeds of both rows: "
-            f"{listed}"
+            + "; ".join(against).format(reference.label)
         )
-        shared = f"all rows are compared with the same runs of {reference.label}"
-        said.append(f"{shared}, whose luck moves all differences together")
+        yield (
+            f"all rows are compared with the same runs of {reference.label}, whose luck moves all "
+            f"differences together"
+        )
         if {"p_value", "p_same"} & kinds:
-            said.append(
+            yield (
                 "p-values are corrected (Holm) for the number of methods, without rows with all "
                 f"images in one place and rows that equal {reference.label} in every number"
             )
-    said += [SUMMARIES[kind] + intervals.get(kind, "") for kind in sorted(kinds & set(SUMMARIES))]
+    yield from (about[kind] for kind in sorted(about.keys() - COMPARED))
+
+
+def _published(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a note on the sources of published numbers."""
     if sources := {e.source: None for line in lines for e in line.entries if e and e.source}:
         apart = any(line.kind == "difference" for line in lines)
-        gap = "; difference: ours - published" if apart else ""
-        said.append(f"published: {'; '.join(sources)}{gap}")
-    return tuple(map(sentence, said))
+        yield f"published: {'; '.join(sources)}{'; difference: ours - published' * apart}"
 
 
 def _units(runs: Sequence[RecordedRun]) -> str:
@@ -264,11 +260,11 @@ def _units(runs: Sequence[RecordedRun]) -> str:
     return said
 
 
-def _measure(description: Description, columns: Sequence[MeasuredColumn]) -> str:
+def _measure(sheet: Sheet) -> str:
     """Return the table's only metric, or `Numbers`, and the unit."""
-    metrics = {column.metric for column in columns}
+    metrics = {column.metric for column in sheet.columns}
     said = find_metric(metrics.pop()).title if len(metrics) == 1 else "Numbers"
-    return said + (f" in {description.unit}" if description.unit else "")
+    return said + (f" in {sheet.description.unit}" if sheet.description.unit else "")
 
 
 def _key(runs: Sequence[RecordedRun]) -> str:
@@ -344,82 +340,27 @@ def _privacy(rows: Sequence[Row]) -> list[str]:
     return [f"privacy of {', '.join(labels)}: {words}" for words, labels in found.items()]
 
 
-def by_one_run(rows: Sequence[Row]) -> tuple[dict[Row, str], str]:
-    """Return footnotes on settings that one run chose; a single text if most rows have them.
-
-    Such a setting may cause the difference between two rows.
-    """
-    keys = {row: {key for run in row.members for key in run.by_one_run} for row in rows}
-    keys = {row: chosen for row, chosen in keys.items() if chosen}
-    if 2 * len(keys) <= len(rows):
-        return {row: _by_one_run(chosen) for row, chosen in keys.items()}, ""
-    return {}, _by_one_run({key for chosen in keys.values() for key in chosen})
-
-
-def _by_one_run(keys: Collection[str]) -> str:
-    return f"{', '.join(sorted(map(setting_name, keys)))} chosen by one run"
-
-
-def notes(description: Description, rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return a table's own notes, and notes on rows that were tuned or differ from most."""
-    usual = _usual(rows)
-    aside = {*varied_keys(description), "data.split_csv", "partition.rounding"}
-    said = [*description.notes]
-    for row in rows:
+def _rows(sheet: Sheet) -> Iterator[str]:
+    """Yield notes on rows that were tuned or differ from most."""
+    aside = {*sheet.varied, "data.split_csv", "partition.rounding"}
+    for row in sheet.rows:
         own, chosen, unlike = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for run in row.members:
             chosen |= run.tuned.settings if run.tuned else {}
         for run in {(run.dataset, id(run.settings)): run for run in row.members}.values():
             keys = [k for k in run.settings if k not in {*aside, *chosen} and k[:6] != "hyper."]
-            own |= values(differences(run.settings, usual[run.dataset], keys))
+            own |= values(differences(run.settings, sheet.usual[run.dataset], keys))
             unlike |= unlike_recipe(run)
         unlike = {k: v for k, v in unlike.items() if k not in (row.where or {})}
-        apart = assignments({**row.variant.differences, **unlike})
-        said += [
-            f"row {row.label} {verb} {', '.join(found)}"
-            for verb, found in (
-                ("differs from most rows in", _shortened(assignments(own))),
-                ("was tuned to", assignments(chosen)),
-                ("is", apart if any(part not in row.label for part in apart) else ()),
-            )
-            if found
-        ]
-    return tuple(map(sentence, [*said, *_codes(rows), *_cpus(rows)]))
-
-
-def _usual(rows: Sequence[Row]) -> dict[str, Mapping[str, Any]]:
-    """Return the most frequent settings by data set."""
-    by_dataset: dict[str, list[RecordedRun]] = {}
-    for row in rows:
-        for run in row.members:
-            by_dataset.setdefault(run.dataset, []).append(run)
-    return {dataset: modal(runs) for dataset, runs in by_dataset.items()}
-
-
-def _shortened(said: list[str]) -> list[str]:
-    return [*said[:_MANY], f"and {len(said) - _MANY} more"] if len(said) > _MANY else said
-
-
-def mixed(description: Description, rows: Sequence[Row]) -> dict[Row, str]:
-    """Return the differences of rows with another setup, such as other rounds or networks.
-
-    A value that a recipe or a method sets is not a difference, unless a run departs from it.
-    """
-    usual, aside = _usual(rows), varied_keys(description)
-    asked = {row: {*aside, *(row.where or {})} for row in rows}
-    away = {key for row in rows for run in row.members for key in departing(run, asked[row])}
-    found = {}
-    for row in rows:
-        tuned = {key for run in row.members if run.tuned for key in run.tuned.settings}
-        keys = sorted((away & {*FRAME}) - asked[row] - tuned)
-        other: dict[str, Any] = {}
-        for run in row.members:
-            pooled = BY_CLIENTS if run.get("partition.kind") == "pooled" else ()
-            compared = [key for key in keys if key not in pooled]
-            other |= values(differences(run.settings, usual[run.dataset], compared))
-        if other:
-            found[row] = ", ".join(assignments(other))
-    return found
+        said, apart = assignments(own), assignments({**row.variant.differences, **unlike})
+        rest = [f"and {len(said) - _MANY} more"] if len(said) > _MANY else []
+        for verb, found in (
+            ("differs from most rows in", said[:_MANY] + rest),
+            ("was tuned to", assignments(chosen)),
+            ("is", apart if any(part not in row.label for part in apart) else ()),
+        ):
+            if found:
+                yield f"row {row.label} {verb} {', '.join(found)}"
 
 
 def _codes(rows: Sequence[Row]) -> list[str]:
@@ -465,66 +406,33 @@ def _cpus(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def equal_rows(rows: Sequence[Row]) -> dict[Row, str]:
-    """Return a footnote for each row whose numbers all equal those of another row.
-
-    These include numbers that the table does not show: the worst client can have 0 % in any run.
-    The other one is the first, if possible of a method that does not declare what it acts on.
-    """
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if numbers := tuple(sorted(row.sample.items())):
-            every = frozenset(run.table.numbers.tobytes() for run in row.members)
-            found.setdefault((numbers, every), []).append(row)
-    said = {}
-    for equal in found.values():
-        first = min(equal, key=lambda row: any(acts_on(run.method) for run in row.members))
-        for row in equal:
-            both = (*first.members, *row.members)
-            acts = {acts_on(run.method) for run in both}
-            why = " in every run"
-            if "batch_norm" in acts or len({run.get("federation.bn") for run in both}) > 1:
-                why = f": {WITHOUT_EFFECT['batch_norm']}"
-            elif "features" in acts and not any(map(_trains_features, both)):
-                why = f": {WITHOUT_EFFECT['features']}"
-            if row is not first:
-                said[row] = f"identical to {first.label}{why}"
-    return said
+def _collapses(sheet: Sheet) -> Iterator[str]:
+    """Yield a note on the runs that collapsed."""
+    if sheet.collapsed and sheet.reference is not None:
+        rows = ", ".join(f"{row.label} {count}" for row, count in sheet.collapsed.items())
+        yield (
+            f"some runs collapse: their difference to {sheet.reference.label} is at least "
+            f"{COLLAPSE:g} points below the median over seeds ({rows}). The IQM therefore comes "
+            f"first and orders the rows"
+        )
 
 
-def _trains_features(run: RecordedRun) -> bool:
-    """Return whether a run trains layers below the classifier."""
-    return not is_frozen(run.settings) or any(run.get(f"backbone.{layer}") for layer in LAYERS)
-
-
-def other_rates(
-    description: Description, rows: Sequence[Row], reference: Row | None
-) -> dict[Row, str]:
-    """Return a footnote for each row whose learning rate is not that of the reference.
-
-    There is none where columns vary the rate, or the row's label names it.
-    """
-    if reference is None or _RATE in varied_keys(description):
-        return {}
-    theirs, said = _rates(reference), {}
-    for row in rows:
-        apart = row.variant.differences
-        for dataset, rates in _rates(row).items():
-            if theirs.get(dataset, rates) != rates and _RATE not in {*apart, *(row.where or {})}:
-                said[row] = f"at {_rate(rates)}, {reference.label} at {_rate(theirs[dataset])}"
-    return said
-
-
-def _rates(row: Row) -> dict[str, set[float]]:
-    """Return the learning rates of a row's runs by data set."""
-    found: dict[str, set[float]] = {}
-    for run in row.members:
-        found.setdefault(run.dataset, set()).add(run.get(_RATE))
-    return found
-
-
-def _rate(values: Collection[float]) -> str:
-    return f"lr={' and '.join(setting_text(value) for value in sorted(values))}"
+def _frames(sheet: Sheet, elsewhere: Mapping[str, str]) -> Iterator[str]:
+    """Yield notes on rows that depart from the paper's setup, and on choices of our own."""
+    for departs in dict.fromkeys(filter(None, sheet.outside.values())):
+        labels = [row.label for row, found in sheet.outside.items() if found == departs]
+        yield (
+            f"not in the setup of the paper's table, hence without a difference: "
+            f"{', '.join(labels)} ({', '.join(departs)})"
+        )
+    if sheet.description.paper is not None:
+        inside = [run for row in sheet.rows if not sheet.outside[row] for run in row.members]
+        for dataset in sorted({run.dataset for run in inside}):
+            if chosen := own_choices(sheet.description.own_recipe, dataset):
+                yield f"not published, hence our choice: {', '.join(chosen)}"
+    if elsewhere:
+        said = "; ".join(f"{source} ({found})" for source, found in elsewhere.items())
+        yield f"published for another setup, hence not compared: {said}"
 
 
 def few_seeds(seeds: Collection[int]) -> bool:
@@ -547,8 +455,10 @@ def sentence(words: str) -> str:
 
     A first word with inner capitals, such as iWildCam, is not changed.
     """
-    if not words:
-        return ""
+    return capital(words) + ("" if words.endswith(".") or not words else ".")
+
+
+def capital(words: str) -> str:
+    """Return words with an initial capital, unless their first word has inner ones."""
     first = words.partition(" ")[0]
-    start = words[:1] if first[1:] != first[1:].lower() else words[:1].upper()
-    return f"{start}{words[1:]}" + ("" if words.endswith(".") else ".")
+    return words[:1].upper() + words[1:] if first[1:] == first[1:].lower() else words

@@ -1,21 +1,52 @@
-"""Footnotes on rows: results at chance level, and results that may mislead."""
+"""Footnotes on rows: other setups, equal rows, results at chance, and those that may mislead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
+from feddg_bench.analysis.tables.rows import Row
+from feddg_bench.analysis.tables.setups import BY_CLIENTS, FRAME, departing, is_frozen
+from feddg_bench.analysis.tables.sheet import Sheet
 from feddg_bench.common.errors import FeddgError
-from feddg_bench.plugins import load_dataset
+from feddg_bench.common.titles import WITHOUT_EFFECT
+from feddg_bench.config.schema import LAYERS
+from feddg_bench.plugins import acts_on, load_dataset
+from feddg_bench.records.differences import (
+    assignments,
+    differences,
+    setting_name,
+    setting_text,
+    values,
+)
 from feddg_bench.records.record import FEW
 from feddg_bench.records.rules import one_class_splits
 from feddg_bench.records.runs import RecordedRun
 
+_RATE = "train.lr"
 NEAR = 0.05
 """A row is at chance below this share of the range from guessing to perfect accuracy."""
 
 
-def caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str]:
+def row_footnotes(sheet: Sheet, *, variants: bool) -> dict[Row, list[str]]:
+    """Return the footnotes of each row; ``variants`` has rows for all differences of settings."""
+    of_rows = (
+        {} if variants else _mixed(sheet),
+        _equal(sheet.rows),
+        _other_rates(sheet),
+        by_one_run(sheet.rows)[0],
+    )
+    return {
+        row: [
+            *(said[row] for said in of_rows if row in said),
+            *_caveats(row.members, sheet.accuracy(row)),
+        ]
+        for row in sheet.rows
+    }
+
+
+def _caveats(runs: Sequence[RecordedRun], accuracy: float | None) -> Iterator[str]:
     """Yield the caveats of a row.
 
     ``accuracy`` is its mean in percent, ``None`` if it is unknown or another metric is shown.
@@ -75,3 +106,101 @@ def _some(runs: Sequence[RecordedRun], say: Callable[[RecordedRun], str]) -> Ite
         more = f", as {len(found) - 1} more of {len(runs)} runs have" if len(found) > 1 else ""
         where = f" ({first.scenario}, seed {first.seed})" if len(runs) > 1 else ""
         yield f"{say(first)}{where}{more}"
+
+
+def _mixed(sheet: Sheet) -> dict[Row, str]:
+    """Return the differences of rows with another setup, such as other rounds or networks.
+
+    A value that a recipe or a method sets is not a difference, unless a run departs from it.
+    """
+    asked = {row: {*sheet.varied, *(row.where or {})} for row in sheet.rows}
+    away = {key for row in sheet.rows for run in row.members for key in departing(run, asked[row])}
+    found = {}
+    for row in sheet.rows:
+        tuned = {key for run in row.members if run.tuned for key in run.tuned.settings}
+        keys = sorted((away & {*FRAME}) - asked[row] - tuned)
+        other: dict[str, Any] = {}
+        for run in row.members:
+            pooled = BY_CLIENTS if run.get("partition.kind") == "pooled" else ()
+            compared = [key for key in keys if key not in pooled]
+            other |= values(differences(run.settings, sheet.usual[run.dataset], compared))
+        if other:
+            found[row] = f"with {', '.join(assignments(other))}"
+    return found
+
+
+def _equal(rows: Sequence[Row]) -> dict[Row, str]:
+    """Return a footnote for each row whose numbers all equal those of another row.
+
+    These include numbers that the table does not show: the worst client can have 0 % in any run.
+    The other one is the first, if possible of a method that does not declare what it acts on.
+    """
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if numbers := tuple(sorted(row.sample.items())):
+            every = frozenset(run.table.numbers.tobytes() for run in row.members)
+            found.setdefault((numbers, every), []).append(row)
+    said = {}
+    for equal in found.values():
+        first = min(equal, key=lambda row: any(acts_on(run.method) for run in row.members))
+        for row in equal:
+            both = (*first.members, *row.members)
+            acts = {acts_on(run.method) for run in both}
+            why = " in every run"
+            if "batch_norm" in acts or len({run.get("federation.bn") for run in both}) > 1:
+                why = f": {WITHOUT_EFFECT['batch_norm']}"
+            elif "features" in acts and not any(map(_trains_features, both)):
+                why = f": {WITHOUT_EFFECT['features']}"
+            if row is not first:
+                said[row] = f"identical to {first.label}{why}"
+    return said
+
+
+def _trains_features(run: RecordedRun) -> bool:
+    """Return whether a run trains layers below the classifier."""
+    return not is_frozen(run.settings) or any(run.get(f"backbone.{layer}") for layer in LAYERS)
+
+
+def _other_rates(sheet: Sheet) -> dict[Row, str]:
+    """Return a footnote for each row whose learning rate is not that of the reference.
+
+    There is none where columns vary the rate, or the row's label names it.
+    """
+    reference = sheet.reference
+    if reference is None or _RATE in sheet.varied:
+        return {}
+    theirs, said = _rates(reference), {}
+    for row in sheet.rows:
+        told = {*row.variant.differences, *(row.where or {})}
+        for dataset, rates in _rates(row).items():
+            if theirs.get(dataset, rates) != rates and _RATE not in told:
+                said[row] = f"at {_rate(rates)}, {reference.label} at {_rate(theirs[dataset])}"
+    return said
+
+
+def _rates(row: Row) -> dict[str, set[float]]:
+    """Return the learning rates of a row's runs by data set."""
+    found: dict[str, set[float]] = {}
+    for run in row.members:
+        found.setdefault(run.dataset, set()).add(run.get(_RATE))
+    return found
+
+
+def _rate(rates: Collection[float]) -> str:
+    return f"lr={' and '.join(map(setting_text, sorted(rates)))}"
+
+
+def by_one_run(rows: Sequence[Row]) -> tuple[dict[Row, str], str]:
+    """Return footnotes on settings that one run chose; a single text if most rows have them.
+
+    Such a setting may cause the difference between two rows.
+    """
+    keys = {row: {key for run in row.members for key in run.by_one_run} for row in rows}
+    keys = {row: chosen for row, chosen in keys.items() if chosen}
+    if 2 * len(keys) <= len(rows):
+        return {row: _by_one_run(chosen) for row, chosen in keys.items()}, ""
+    return {}, _by_one_run({key for chosen in keys.values() for key in chosen})
+
+
+def _by_one_run(keys: Collection[str]) -> str:
+    return f"{', '.join(sorted(map(setting_name, keys)))} chosen by one run"

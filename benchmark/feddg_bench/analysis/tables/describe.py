@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -43,33 +43,83 @@ Summary = Literal[
     "compute",
     "improvement",
 ]
-"""Over the columns of a group: the mean; the mean on ``id_test``; the smallest; the interquartile
-mean over scenarios and seeds; the mean rank among rows. Compared with the table's ``against``:
-wins, ties and losses by unit, the mean difference, the p-values of t-tests over units and, for
-exactly these units, over seeds, after Holm's correction for the rows, the smallest difference that
-the first test detects, the difference at equal ``id_test``, the ratio of operations, and the
-probability that a run is better."""
-COMPARED: frozenset[str] = frozenset(
-    {"wins", "difference", "p_value", "p_same", "detectable", "excess", "compute", "improvement"}
-)
-"""Summaries that compare with a method."""
+"""A number over the columns of a group; see `SUMMARIES`."""
 
-HEADS: Mapping[Summary, str] = {
-    "mean": "mean",
-    "id_test": "id_test mean",
-    "worst": "worst",
-    "iqm": "IQM",
-    "rank": "rank",
-    "wins": "w/t/l",
-    "difference": "difference",
-    "p_value": "p",
-    "p_same": "p, these units",
-    "detectable": "detects",
-    "excess": "at equal id_test",
-    "compute": "compute",
-    "improvement": "P(better)",
+
+class _Summary(NamedTuple):
+    head: str  # default head of its column
+    about: str = ""  # its definition for notes; `{0}` is the method compared with
+    interval: str = ""  # end of the definition if there are several seeds
+    compared: bool = True  # whether it compares with the table's `against`
+    detail: bool = False  # whether leaderboards show it in their notes
+
+
+SUMMARIES: Mapping[Summary, _Summary] = {
+    "mean": _Summary("mean", compared=False),
+    "id_test": _Summary(
+        "id_test mean",
+        "mean on id_test: the same runs on held-out images of the training domains",
+        compared=False,
+    ),
+    "worst": _Summary(
+        "worst",
+        "worst: the smallest value among the columns of a group, for each seed",
+        compared=False,
+        detail=True,
+    ),
+    "iqm": _Summary(
+        "IQM",
+        "IQM: mean of the middle half of all runs",
+        ", with a 95 % interval by a bootstrap over seeds within each unit, widened for few seeds; "
+        "it holds for these units only",
+        compared=False,
+        detail=True,
+    ),
+    "rank": _Summary(
+        "rank",
+        "rank: mean over the columns of a group, among rows that have all of them",
+        compared=False,
+        detail=True,
+    ),
+    "wins": _Summary("w/t/l", "wins/ties/losses by unit", detail=True),
+    "difference": _Summary(
+        "difference",
+        "mean difference with its 95 % interval (Student's t over units' mean differences), which "
+        "describes units like these, not new seeds",
+    ),
+    "p_value": _Summary(
+        "p", "p of a two-sided t-test over units' mean differences, for units like these"
+    ),
+    "p_same": _Summary(
+        "p, these units",
+        "p, these units: of a two-sided t-test over the seeds' mean differences, for exactly these "
+        "units and further seeds; it needs five seeds",
+    ),
+    "detectable": _Summary(
+        "detects",
+        "detects: the smallest true difference that such a test detects with 80 % power",
+        detail=True,
+    ),
+    "excess": _Summary(
+        "at equal id_test",
+        "at equal id_test: the mean minus the mean predicted for {0} at the row's id_test, by the "
+        "slope of {0}'s evaluated rounds on a logit scale, with a 95 % jackknife interval over "
+        "units; none if id_test differs by more than over those rounds",
+    ),
+    "compute": _Summary(
+        "compute",
+        "compute: all operations of a run except those of evaluation, over {0}'s in the same "
+        "scenarios and seeds; a dash where a record does not count them",
+    ),
+    "improvement": _Summary(
+        "P(better)",
+        "P(better): probability that a run is better than one of {0} in its unit",
+        ", with an interval by the same bootstrap",
+        detail=True,
+    ),
 }
-"""Summary -> default head of its column."""
+COMPARED: frozenset[Summary] = frozenset(name for name, one in SUMMARIES.items() if one.compared)
+"""Summaries that compare with a method; p-values are corrected by Holm's procedure."""
 
 RECIPES = {"pardon": "pardon", "fisc": "pardon", "fedccrl": "fedccrl", "ppdg": "ppdg"}
 """Paper -> the recipe with its setup."""
@@ -305,7 +355,7 @@ def _fits(value: Any, wanted: Value | list[Value]) -> bool:
 
 def compared_with(description: Description, method: str) -> Description:
     """Return a description whose groups compare their columns with a method."""
-    heads = {kind: head for kind, head in HEADS.items() if kind in COMPARED}
+    heads = {kind: one.head for kind, one in SUMMARIES.items() if one.compared}
     groups = [
         group.model_copy(update={"summaries": {**group.summaries, **heads, **group.summaries}})
         for group in description.groups

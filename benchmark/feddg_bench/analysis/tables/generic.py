@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from feddg_bench.analysis.tables.captions import BY_CLIENTS
 from feddg_bench.analysis.tables.describe import (
-    COMPARED,
-    HEADS,
+    SUMMARIES,
     ColumnSpec,
     Description,
     GroupSpec,
@@ -25,7 +23,14 @@ from feddg_bench.analysis.tables.describe import (
     check_names,
     fitting,
 )
-from feddg_bench.analysis.tables.setups import SPLIT, TUNED, least_departing, setups, usual_settings
+from feddg_bench.analysis.tables.setups import (
+    BY_CLIENTS,
+    SPLIT,
+    TUNED,
+    least_departing,
+    setups,
+    usual_settings,
+)
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import file_name
 from feddg_bench.common.titles import domain_title
@@ -54,11 +59,6 @@ ADDED = {"data.background": "black", "data.exif": False}
 """Settings added after the first records were made -> the value in records that lack them."""
 
 _FEDERATION = ("federation.rounds", "federation.per_round")
-
-_MANY: tuple[Summary, ...] = ("worst", "iqm")
-"""Summaries of several scenarios."""
-DETAILS: tuple[Summary, ...] = ("worst", "iqm", "rank", "wins", "detectable", "improvement")
-"""Summaries that a leaderboard shows in its notes."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def by_values(
                 where={"protocol": name} if name else {},
                 split="test",
                 columns=specs,
-                summaries={"mean": HEADS["mean"]} if len(specs) > 1 else {},
+                summaries={"mean": "mean"} if len(specs) > 1 else {},
             )
         )
     if len(protocols) == 1 and protocols[0]:
@@ -315,20 +315,25 @@ def _describe(
     test, val = by_split["test"], by_split["val"]
     both = len(val) == len(test) and len(unseen_splits(select)) > 1
     several = len(test) > 1
-    kinds: list[Summary] = [
-        kind for kind in HEADS if several or kind not in (*_MANY, *("mean",) * (not both))
-    ]
-    kinds = [kind for kind in kinds if known or kind not in ("id_test", "excess")]
-    kinds = [kind for kind in kinds if against or kind not in COMPARED]
-    if not any("teraflop" in run.costs for run in runs):
-        kinds = [kind for kind in kinds if kind != "compute"]
-    if len({run.train for run in runs}) < FEWEST:
-        kinds = [kind for kind in kinds if kind not in ("detectable", "excess")]
-    if len({run.seed for run in runs}) < FEWEST:
-        kinds = [kind for kind in kinds if kind not in ("p_value", "p_same")]
-    summaries = {kind: HEADS[kind] for kind in kinds}
-    mean: dict[Summary, str] = {"mean": HEADS["mean"]} if several else {}
-    shown: dict[str, Any] = {"summaries": summaries, "details": list(DETAILS)}
+    lacking: Mapping[Summary, bool] = {
+        "mean": not (several or both),
+        "worst": not several,
+        "iqm": not several,
+        "id_test": not known,
+        "excess": not known or len({run.train for run in runs}) < FEWEST,
+        "detectable": len({run.train for run in runs}) < FEWEST,
+        "p_value": len({run.seed for run in runs}) < FEWEST,
+        "p_same": len({run.seed for run in runs}) < FEWEST,
+        "compute": not any("teraflop" in run.costs for run in runs),
+    }
+    summaries = {
+        kind: one.head
+        for kind, one in SUMMARIES.items()
+        if not lacking.get(kind) and (against or not one.compared)
+    }
+    mean: dict[Summary, str] = {"mean": "mean"} if several else {}
+    details = [kind for kind, one in SUMMARIES.items() if one.detail]
+    shown: dict[str, Any] = {"summaries": summaries, "details": details}
     if both:
         groups = [GroupSpec(head=UNSEEN, columns=[*val, *test], hidden=True, **shown)]
         for split, columns in (("val", val), ("test", test)):

@@ -56,10 +56,9 @@ class Grid:
     name: str  # stem of its files
     title: str
     caption: str  # short: data set, protocol, setup, seeds and selection rule
-    definitions: tuple[str, ...]  # sentences on what was run and how numbers were obtained
     columns: tuple[Column, ...]  # columns from left to right
     lines: tuple[Line, ...]  # lines from top to bottom
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # sentences on how numbers were obtained, and on rows that stand out
     fills: tuple[tuple[str, str], ...]  # row label and command for missing cells
     runs: dict[str, dict[str, tuple[str, ...]]]  # row label -> scenario -> `seed:key` of its runs
     absent: tuple[tuple[str, str], ...] = ()  # heads of groups without runs, and the command
@@ -134,4 +133,4 @@ def text_grid(
     for label, *cells in rows:
         entries = tuple(Entry(None, cell) if isinstance(cell, str) else cell for cell in cells)
         lines.append(Line("ours", str(label), str(label), entries))
-    return Grid("", title, "", (), columns, tuple(lines), tuple(notes), (), {})
+    return Grid("", title, "", columns, tuple(lines), tuple(notes), (), {})

@@ -65,7 +65,7 @@ class MadeTable:
         return markdown(self.grid)
 
     def notes(self) -> str:
-        """Return definitions, details, commands for missing cells and run keys, as Markdown."""
+        """Return notes, details, commands for missing cells and run keys, as Markdown."""
         return notes_text(self.grid)
 
     def to_latex(self) -> str:

@@ -1,4 +1,8 @@
-"""Rows of a table and their values from runs."""
+"""Rows of a table and their values from runs.
+
+The runs' DataFrame ends here: `tables all` selects the runs of 47,000 cells, which took 4.7 seconds
+as filters of a DataFrame. Rows therefore hold lists of runs and dictionaries of numbers.
+"""
 
 from __future__ import annotations
 

@@ -53,6 +53,8 @@ FRAME = (
 )
 """Settings that define the setup of a paper's experiments."""
 
+BY_CLIENTS = ("partition.clients", "partition.heterogeneity", "federation.per_round")
+"""Settings without meaning if one client holds all images."""
 SPLIT = "data.split_csv"
 FILES = (SPLIT, "backbone.weights")
 """Settings recorded as a hash instead of the path that a command needs."""

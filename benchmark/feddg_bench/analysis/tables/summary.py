@@ -121,7 +121,7 @@ def _grid(
         lines.append(Line("ours", row, label, ours))
         if any(published):
             lines.append(Line("published", row, label, published))
-    return Grid("", title, caption, (), tuple(columns), tuple(lines), (), (), {})
+    return Grid("", title, caption, tuple(columns), tuple(lines), (), (), {})
 
 
 def summary_json(grid: Grid, head: str) -> dict[str, Any]:

@@ -22,12 +22,6 @@ RAISED, TEX_RAISED = " <sup>{}</sup>", "$^{{{}}}$"
 WIDTH = 8
 """Maximum number of numeric columns side by side in Markdown."""
 
-ABBREVIATIONS = (
-    "SD: sample standard deviation; N: clients; K: clients of a round; lambda: from 0, as few "
-    "domains a client as possible, to 1, the same mixture of domains everywhere; px: the side of "
-    "an image."
-)
-
 
 def markdown(grid: Grid) -> str:
     """Return a table as Markdown, with its caption and its footnotes."""
@@ -51,11 +45,10 @@ def document(title: str, introduction: str, grids: Iterable[Grid], end: str = ""
 def notes_text(grid: Grid) -> str:
     """Return the details that a table's caption omits, as Markdown.
 
-    These are definitions, detail columns, settings of rows, commands for missing cells and the keys
-    of each row's runs.
+    These are its notes, detail columns, commands for missing cells and the keys of each row's runs.
     """
     lines = [f"# Notes: {_md(grid.title)}", ""]
-    lines += [f"- {_md(text)}" for text in (*grid.definitions, ABBREVIATIONS, *grid.notes)]
+    lines += [f"- {_md(text)}" for text in grid.notes]
     if details := _md_blocks(grid, details=True):
         lines += ["", "## More columns", "", *details, *_md_footnotes(grid)[:-1]]
     if grid.fills:
@@ -224,7 +217,7 @@ def latex(grid: Grid) -> str:
         *(printable(f"% {row}: {_told(scenarios)}") for row, scenarios in grid.runs.items()),
         *(printable(f"% missing, {row}: {command}") for row, command in grid.fills),
         *(printable(f"% no runs, {heads}: {command}") for heads, command in grid.absent),
-        *(printable(f"% {text}") for text in (*grid.definitions, *grid.notes)),
+        *(printable(f"% {text}") for text in grid.notes),
     ]
     blocks = grid.blocks(lambda places: _points(grid, places) <= TEXT_WIDTH)
     each = max(1, LINES // (len(grid.lines) + 3))

@@ -227,8 +227,7 @@
     const marks = new Set([...cells.flatMap((cell) => cell.footnotes ?? []), ...view.rows.flat()]);
     const notes = [
       ...view.footnotes.map((said, n) => (marks.has(n) ? h("li", {}, h("sup", {}, n + 1), ` ${said}.`) : null)),
-      ...view.definitions.filter((said) => used || !said.startsWith("Published:")).map((said) => h("li", {}, said)),
-      ...view.notes.map((said) => h("li", {}, said)),
+      ...view.notes.filter((said) => used || !said.startsWith("Published:")).map((said) => h("li", {}, said)),
     ].filter(Boolean);
     const star = cells.some((cell) => cell.mark === "best") ? " ★ better than every other row." : "";
     section.append(h("details", {class: "notes"},
