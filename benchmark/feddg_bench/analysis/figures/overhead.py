@@ -86,10 +86,10 @@ def overhead(frame: Frame, choice: Selection) -> Picture:
         said += "; sorted by name: differences between methods are smaller than between runs"
     if len(places) > 1:
         notes.append(f"the runs were measured in {len(places)} ways, which cannot be compared")
-    numbers = rows[[*phases, ONCE]].assign(runs=of.count().unstack().total)
+    shown = rows[[*phases, ONCE]].assign(runs=of.count().unstack().total)
     drawn = figure, said, zip(handles, phases, strict=True)
     shows = "where the time goes"
-    return of_frame("overhead", frame, choice, shows, drawn, numbers.reset_index(), notes)
+    return of_frame("overhead", frame, choice, shows, drawn, shown.reset_index(), notes)
 
 
 def _usual(rounds: Sequence[RoundRecord], phase: str) -> float:
