@@ -88,6 +88,8 @@ CLIENTS: dict[str, Any] = {
 def test_any_number_of_workers_and_a_resumed_run_agree(feddg: Run, tmp_path: Path) -> None:
     """FedBN's clients keep batch normalisation, and have models of their own."""
     pairs = CLIENTS | {
+        "partition.kind": "label_dirichlet",
+        "partition.alpha": 3,
         "backbone.name": "mobilenet_v2",
         "backbone.pretrained": False,
         "evaluation.metrics": ["ece", "auroc"],
