@@ -359,6 +359,15 @@ def test_texts_are_encoded_by_the_text_tower_and_kept_with_the_model(
     tokens = torch.tensor([len(dataset.prompt(each)) for each in dataset.classes])
     wanted = model.texts(tokens).detach()
     np.testing.assert_array_equal(store.text, wanted.numpy())
+    with monkeypatch.context() as other:  # other texts: the same features, no image is read
+        other.setattr(type(dataset), "prompts", {"3": "three"})
+        other.setattr("feddg_bench.runs.encode.read_checked", None)
+        path = encode_dataset(dataset, made, build_encoder(name, SIDE), tmp_path)
+        changed = open_features(path, 1797)
+    assert changed.path == store.path
+    assert (changed.text != store.text).any(axis=1).tolist() == [True] * 10
+    encode_dataset(dataset, made, build_encoder(name, SIDE), tmp_path)
+    assert open_features(path, 1797).fingerprint == store.fingerprint
     settings = {"image_size": SIDE, "features.encoder": name}
     (record,) = fb.run(
         "zeroshot",

@@ -26,7 +26,7 @@ from feddg_bench.config.keys import file_digest
 from feddg_bench.data.augment import Augment, to_float
 from feddg_bench.data.dataset import DomainDataset, UnreadableError, read_checked
 from feddg_bench.data.decoding import unreadable_images
-from feddg_bench.data.feature_store import Encoding, FeatureStore, opened
+from feddg_bench.data.feature_store import Encoding, FeatureStore, open_features, opened
 from feddg_bench.data.image_store import OnDecoded, known_fingerprint
 from feddg_bench.engine.encoders import encoder_digest
 
@@ -79,6 +79,11 @@ def encode_dataset(
             return error
 
     def pieces(start: int) -> Iterator[NDArray[np.float16]]:
+        if path.exists():  # with other texts, or another process wrote it
+            old = open_features(path, count)
+            features = np.memmap(path, np.float16, "r", old.offset, old.shape)
+            yield from (features[n : n + PIECE] for n in range(start, count, PIECE))
+            return
         images = iter(in_threads(read, range(start, count)))
         while piece := list(islice(images, PIECE)):
             faults = {start + i: e.why for i, e in enumerate(piece) if isinstance(e, Exception)}
@@ -105,7 +110,9 @@ def _write(
     tail: Mapping[str, NDArray[Any]],
     pieces: Callable[[int], Iterator[NDArray[np.float16]]],
 ) -> None:
-    """Write a safetensors file unless it is there; ``pieces`` yields its rows from one on.
+    """Write a safetensors file unless it is there with these facts.
+
+    ``pieces`` yields its rows from one on.
 
     Raises:
         DataError: If it cannot be written, or features are not finite.
@@ -125,9 +132,9 @@ def _write(
     part = path.with_suffix(".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and _begins(path, head):
+            return
         with FileLock(path.with_suffix(".lock")), part.open("a+b") as file:
-            if path.exists():
-                return
             file.seek(0)
             same = file.read(len(head)) == head
             written = max(0, part.stat().st_size - len(head)) if same else 0
@@ -154,6 +161,11 @@ def _write(
             f"cannot write {end / 2**20:,.0f} MiB of features to {path.parent}: {error.strerror}; "
             f"make room, or name another folder with --cache-dir or FEDDG_CACHE"
         ) from error
+
+
+def _begins(path: Path, head: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(head)) == head
 
 
 def _encoded(
