@@ -25,6 +25,11 @@ class Camelyon17(WildsDataset):
     domains = tuple(f"hospital_{number}" for number in range(5))
     letters: ClassVar[Mapping[str, str]] = {domain: domain[-1] for domain in domains}
     classes = ("normal", "tumor")
+    # CLIP's, for PatchCamelyon
+    prompts: ClassVar[Mapping[str, str]] = {
+        "normal": "this is a photo of lymph node",
+        "tumor": "this is a photo of lymph node containing metastatic tumor tissue",
+    }
     licence = "CC0-1.0"
     source = "https://wilds.stanford.edu/datasets/#camelyon17 (camelyon17_v1.0)"
     split_sizes: ClassVar[Mapping[str, int]] = {

@@ -42,6 +42,10 @@ class ColoredMNIST(ArrayDataset):
     domains = tuple(FLIPPED)
     letters: ClassVar[Mapping[str, str]] = {domain: domain for domain in domains}
     classes = ("5_to_9", "0_to_4")
+    prompts: ClassVar[Mapping[str, str]] = {
+        "5_to_9": "a photo of a number from 5 to 9",
+        "0_to_4": "a photo of a number from 0 to 4",
+    }
     licence = "CC BY-SA 3.0 (MNIST)"
     source = (
         "https://ossci-datasets.s3.amazonaws.com/mnist, the four files ending in -ubyte.gz, or "

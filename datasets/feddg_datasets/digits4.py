@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.streams import derive_seed
 from feddg_bench.data.dataset import DomainDataset, Listing, square
+from feddg_datasets.shared.digits import DIGIT_PROMPTS, DIGITS
 
 SIDE = 32
 CELLS = 8
@@ -43,7 +44,8 @@ class Digits4(DomainDataset):
     title = "Digits4"
     domains = ("ink", "poster", "outline", "chalk")
     letters: ClassVar[Mapping[str, str]] = {"ink": "i", "poster": "p", "outline": "o", "chalk": "c"}
-    classes = tuple("0123456789")
+    classes = DIGITS
+    prompts = DIGIT_PROMPTS
     licence = "CC BY 4.0"
     source = "it comes with scikit-learn, as sklearn.datasets.load_digits"
     no_download = "it comes with scikit-learn and is here already"

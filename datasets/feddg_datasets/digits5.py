@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_datasets.shared.arrays import ArrayDataset, Part
+from feddg_datasets.shared.digits import DIGIT_PROMPTS, DIGITS
 
 TRAINING, TEST = 25_000, 9_000
 """Images in use of the training and test part of each file."""
@@ -45,7 +46,8 @@ class Digits5(ArrayDataset):
         "syn": "sy",
         "usps": "up",
     }
-    classes = tuple("0123456789")
+    classes = DIGITS
+    prompts = DIGIT_PROMPTS
     licence = "none stated; SVHN: non-commercial use"
     source = (
         "https://github.com/VisionLearningGroup/VisionLearningGroup.github.io (M3SDA/"

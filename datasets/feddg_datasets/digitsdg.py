@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_datasets.shared.digits import DIGIT_PROMPTS, DIGITS
 
 
 class DigitsDG(ImageFolderDataset):
@@ -25,7 +26,8 @@ class DigitsDG(ImageFolderDataset):
         "svhn": "sv",
         "syn": "sy",
     }
-    classes = tuple("0123456789")
+    classes = DIGITS
+    prompts = DIGIT_PROMPTS
     licence = "none stated; SVHN: non-commercial use"
     source = "https://github.com/KaiyangZhou/Dassl.pytorch (DATASETS.md, Digits-DG)"
     no_download = (

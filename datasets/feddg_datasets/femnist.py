@@ -18,6 +18,7 @@ from feddg_bench.data.dataset import Listing
 from feddg_bench.data.image_folders import ImageFolderDataset
 from feddg_bench.data.locations import data_roots
 from feddg_bench.data.splits import ROLES, SPLITS
+from feddg_datasets.shared.digits import DIGIT_PROMPTS
 
 COLUMNS = ("path", "split", "domain_remapped", "y")
 
@@ -45,6 +46,11 @@ class FEMNIST(ImageFolderDataset):
     domains: ClassVar[tuple[str, ...]] = ()
     letters: ClassVar[Mapping[str, str]] = {}
     classes = (*digits, *ascii_uppercase, *ascii_lowercase)
+    prompts: ClassVar[Mapping[str, str]] = {
+        **DIGIT_PROMPTS,
+        **{letter: f'a photo of the capital letter: "{letter}"' for letter in ascii_uppercase},
+        **{letter: f'a photo of the small letter: "{letter}"' for letter in ascii_lowercase},
+    }
     licence = "public domain (NIST SD19); LEAF: BSD-2-Clause"
     source = (
         "https://github.com/inouye-lab/FedDG_Benchmark (its README links to femnist_v1.0; "

@@ -45,6 +45,9 @@ class FMoW(WildsDataset):
         "tower", "tunnel_opening", "waste_disposal", "water_treatment_facility", "wind_farm", "zoo",
     )
     # fmt: on
+    prompts: ClassVar[Mapping[str, str]] = {
+        name: f"a satellite photo of a {name.replace('_', ' ')}" for name in classes
+    }
     licence = "FMoW Challenge Public License"
     source = "https://wilds.stanford.edu/datasets/#fmow (fmow_v1.1)"
     split_sizes: ClassVar[Mapping[str, int]] = {

@@ -20,6 +20,7 @@ from feddg_datasets.shared.arrays import (
     Part,
     read_mnist,
 )
+from feddg_datasets.shared.digits import DIGIT_PROMPTS, DIGITS
 
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 
@@ -127,7 +128,8 @@ class Handwritten(ArrayDataset):
         "semeion": "s",
         "mfeat": "f",
     }
-    classes = tuple("0123456789")
+    classes = DIGITS
+    prompts = DIGIT_PROMPTS
     licence = "CC BY-SA 3.0 (MNIST), CC BY 4.0 (the others)"
     source = (
         f"{UCI}/DIR/FILE, where DIR/FILE are optdigits/optdigits.tra, optdigits/optdigits.tes, "

@@ -29,6 +29,7 @@ class IWildCam(WildsDataset):
     domains = tuple(f"location_{number:03d}" for number in range(323))
     letters: ClassVar[Mapping[str, str]] = {domain: str(int(domain[9:])) for domain in domains}
     classes = tuple(f"class_{number:03d}" for number in range(182))
+    prompts: ClassVar[Mapping[str, str]] = {"empty": "a photo of a landscape without animals"}
     licence = "CDLA-Permissive-1.0"
     source = "https://wilds.stanford.edu/datasets/#iwildcam (iwildcam_v2.0)"
     split_sizes: ClassVar[Mapping[str, int]] = {

@@ -18,6 +18,7 @@ from feddg_datasets.shared.arrays import (
     Part,
     read_mnist,
 )
+from feddg_datasets.shared.digits import DIGIT_PROMPTS, DIGITS
 
 
 class RotatedMNIST(ArrayDataset):
@@ -35,7 +36,8 @@ class RotatedMNIST(ArrayDataset):
     title = "RotatedMNIST"
     domains = ("0", "15", "30", "45", "60", "75")
     letters: ClassVar[Mapping[str, str]] = {angle: angle for angle in domains}
-    classes = tuple("0123456789")
+    classes = DIGITS
+    prompts = DIGIT_PROMPTS
     licence = "CC BY-SA 3.0 (MNIST)"
     source = (
         "https://ossci-datasets.s3.amazonaws.com/mnist, the four files ending in -ubyte.gz, or "

@@ -52,6 +52,7 @@ class TerraIncognita(ImageFolderDataset):
         "raccoon",
         "squirrel",
     )
+    prompts: ClassVar[Mapping[str, str]] = {"empty": "a photo of a landscape without animals"}
     licence = "CDLA-Permissive-1.0"
     source = (
         "https://lila.science/datasets/caltech-camera-traps (eccv_18_all_images_sm.tar.gz and "

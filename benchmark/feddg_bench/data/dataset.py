@@ -376,7 +376,8 @@ class DomainDataset(ABC):
     def prompt(self, name: str) -> str:
         """Return the text of a class for a text encoder, such as ``a photo of a living room``."""
         words = re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name).lower().strip()
-        return self.prompts.get(name, f"a photo of a {words}")
+        article = "" if words.startswith("the ") else "a "
+        return self.prompts.get(name, f"a photo of {article}{words}")
 
     def hint(self, domain: str, name: str | None = None) -> str:
         """Return advice for a domain or class without images, as the end of a sentence."""

@@ -69,6 +69,12 @@ class Planted(DomainDataset):
     domains = DOMAINS
     letters: ClassVar[Mapping[str, str]] = {"one": "o", "two": "t", "three": "h", "four": "f"}
     classes = tuple("abcd")
+    prompts: ClassVar[Mapping[str, str]] = {  # the invariant cue
+        "a": "a photo of horizontal stripes",
+        "b": "a photo of vertical stripes",
+        "c": "a photo of diagonal stripes that rise",
+        "d": "a photo of diagonal stripes that fall",
+    }
     licence = "CC0"
     source = "it is drawn here"
     no_download = "it is drawn here"
