@@ -59,7 +59,7 @@ class ColoredMNIST(ArrayDataset):
     archive_bytes = 11_594_722
     downloads = MNIST_DOWNLOADS
     needed = MNIST_NEEDED
-    layouts = (*MNIST_LAYOUTS, "coloredmnist", "ColoredMNIST", "rmnist")
+    layouts = (*MNIST_LAYOUTS, "coloredmnist", "rmnist")
     default_protocol = "lodo"
     default_scenario: ClassVar[Mapping[str, str]] = {"lodo": "p90+p80-n90"}
     default_recipe = "handwritten"

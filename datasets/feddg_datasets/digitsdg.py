@@ -36,5 +36,5 @@ class DigitsDG(ImageFolderDataset):
     )
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = dict.fromkeys(domains, (600,) * 10)
     default_recipe = "handwritten"
-    layouts = ("", "digits_dg", "Digits-DG", "digitsdg")
+    layouts = ("", "digits_dg")
     inside: ClassVar[Mapping[str, str]] = {"train": "train-", "val": "val-"}

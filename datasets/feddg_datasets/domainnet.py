@@ -101,7 +101,7 @@ class DomainNet(ListedFolders):
     }
     default_protocol = "lodo"
     default_recipe = "laptop"
-    layouts = ("", "domainnet", "DomainNet", "domain_net")
+    layouts = ("", "domainnet")
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "clipart": ("clip",),
         "infograph": ("info",),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import below
 from feddg_bench.data.dataset import Listing
-from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.image_folders import ImageFolderDataset, candidate_folders
 from feddg_bench.data.locations import data_roots
 from feddg_bench.data.splits import ROLES, SPLITS
 from feddg_datasets.shared.digits import DIGIT_PROMPTS
@@ -63,7 +63,7 @@ class FEMNIST(ImageFolderDataset):
     default_recipe = "feddg_benchmark"
     measured_by_domain: ClassVar[bool] = False
     """A writer has too few images for an accuracy of its own."""
-    layouts = ("", "femnist_v1.0", "femnist", "FEMNIST")
+    layouts = ("", "femnist_v1.0", "femnist")
 
     def __init__(self, data_root: Path | None = None) -> None:
         super().__init__(data_root)
@@ -87,7 +87,7 @@ class FEMNIST(ImageFolderDataset):
 
     def _likely_folder(self) -> Path:
         roots = data_roots(self.data_root, self.name)
-        for folder in (root / layout for root in roots for layout in self.layouts):
+        for folder in candidate_folders(roots, self.layouts):
             if (folder / "metadata.csv").is_file():
                 return folder
         what, above = f"{self.title}'s metadata.csv", "the folder above femnist_v1.0"

@@ -58,4 +58,4 @@ class MiniDomainNet(ListedFolders):
     default_recipe = "fedccrl"
     list_folders = ("splits_mini", "miniDomainNet_split", "minidomainnet_splits", "splits")
     total: ClassVar[int | None] = 140_006
-    layouts = ("", "domainnet", "DomainNet", "domain_net", "minidomainnet", "miniDomainNet")
+    layouts = ("", "domainnet", "minidomainnet")

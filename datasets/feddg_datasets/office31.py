@@ -50,8 +50,5 @@ class Office31(ImageFolderDataset):
     # fmt: on
     default_protocol = "lodo"
     default_recipe = "laptop"
-    layouts = (
-        "", "office31", "Office31", "office_31", "office-31", "office", "domain_adaptation_images",
-        "Original_images",
-    )  # fmt: skip
+    layouts = ("", "office31", "office", "domain_adaptation_images", "Original_images")
     inside: ClassVar[Mapping[str, str]] = {"": "", "images": ""}

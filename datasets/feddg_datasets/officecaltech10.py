@@ -52,5 +52,5 @@ class OfficeCaltech10(ImageFolderDataset):
         "webcam": (29, 21, 31, 27, 27, 30, 43, 30, 27, 30),
     }
     default_recipe = "laptop"
-    layouts = ("", "office_caltech_10", "office-caltech", "OfficeCaltech10", "office_caltech")
+    layouts = ("", "office_caltech_10", "office-caltech")
     inside: ClassVar[Mapping[str, str]] = {"": "", "images": ""}

@@ -74,13 +74,12 @@ class OfficeHome(ImageFolderDataset):
     layouts = (
         "",
         "OfficeHomeDataset_10072016",
-        "OfficeHome",
-        "officehome",
         "office_home",
-        "office-home",
+        "office_home_dg",
         "office_home_v1.0",
         "office-home/images",
     )
+    inside: ClassVar[Mapping[str, str]] = {"": "", "train": "", "val": ""}  # the parts in Dassl's
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "clipart": ("clip art",),
         "product": ("products",),

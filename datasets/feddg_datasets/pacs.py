@@ -46,7 +46,7 @@ class PACS(ImageFolderDataset):
     research_only = True
     duplicates = 0
     signatures = Path(__file__).with_name("pacs.signatures.xz")
-    layouts = ("", "pacs", "PACS", "kfold", "pacs_v1.0", "PACS/kfold")
+    layouts = ("", "pacs", "kfold", "pacs_v1.0", "PACS/kfold", "pacs/images")
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "art_painting": ("art", "painting"),
         "photo": ("photos",),

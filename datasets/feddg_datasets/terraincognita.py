@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.fetch.mirrors import Download
-from feddg_bench.data.image_folders import ImageFolderDataset
+from feddg_bench.data.image_folders import ImageFolderDataset, candidate_folders
 from feddg_bench.data.locations import data_roots
 
 ANNOTATIONS = "eccv_18_annotation_files"
@@ -78,15 +78,7 @@ class TerraIncognita(ImageFolderDataset):
     )
     """The MD5 are from DeepMind's NEVIS'22 (caltech_camera_traps.py)."""
     default_recipe = "ppdg"
-    layouts = (
-        "",
-        "terra_incognita",
-        "terraincognita",
-        "TerraIncognita",
-        "terrainc",
-        "caltechcameratraps",
-        "CaltechCameraTraps",
-    )
+    layouts = ("", "terra_incognita", "terrainc", "caltechcameratraps")
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         domain: (f"location_{domain[1:]}", domain[1:]) for domain in domains
     }
@@ -98,10 +90,9 @@ class TerraIncognita(ImageFolderDataset):
         return best if (best / ANNOTATIONS).is_dir() else super().folder
 
     def _likely_folder(self) -> Path:
-        for root in data_roots(self.data_root, self.name):
-            for layout in self.layouts:
-                if (root / layout / ANNOTATIONS).is_dir():
-                    return root / layout
+        for folder in candidate_folders(data_roots(self.data_root, self.name), self.layouts):
+            if (folder / ANNOTATIONS).is_dir():
+                return folder
         return super()._likely_folder()
 
     @cached_property

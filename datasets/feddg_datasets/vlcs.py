@@ -9,12 +9,13 @@ from feddg_bench.data.image_folders import ImageFolderDataset
 
 
 class VLCS(ImageFolderDataset):
-    """VLCS (Fang et al., ICCV 2013) in DomainBed's layout: 10,729 photographs.
+    """VLCS (Fang et al., ICCV 2013): 10,729 photographs.
 
     Four collections of 1,415 (Caltech101), 2,656 (LabelMe), 3,282 (SUN09) and 3,376 (VOC2007)
-    images, five classes. The numbers are those of JigenDG's image lists (``data/txt_lists``);
-    they are not known to hold for the classes of DomainBed's archive, so only those of whole
-    collections are required. Folders are those of DomainBed's ``domainbed/datasets.py``.
+    images, five classes. Numbers of images are those of DomainBed's list of files
+    (``domainbed/misc/vlcs_files.txt``) and of JigenDG's image lists (``data/txt_lists``), which
+    agree. Folders are DomainBed's, such as ``VLCS/Caltech101/bird``, or those of JigenDG and Dassl,
+    such as ``VLCS/CALTECH/full/0``. Files have other names there, which gives other splits.
     """
 
     name = "vlcs"
@@ -37,15 +38,17 @@ class VLCS(ImageFolderDataset):
         "from " + source
     )
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "Caltech101": (1415,),
-        "LabelMe": (2656,),
-        "SUN09": (3282,),
-        "VOC2007": (3376,),
+        "Caltech101": (237, 123, 118, 67, 870),
+        "LabelMe": (80, 1209, 88, 42, 1237),
+        "SUN09": (20, 932, 1036, 30, 1264),
+        "VOC2007": (330, 699, 428, 420, 1499),
     }
     default_recipe = "laptop"
-    layouts = ("", "VLCS", "vlcs")
+    layouts = ("", "VLCS")
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Caltech101": ("Caltech",),
         "SUN09": ("SUN",),
         "VOC2007": ("PASCAL", "VOC"),
+        **{name: (str(number),) for number, name in enumerate(classes)},
     }
+    inside: ClassVar[Mapping[str, str]] = {"": "", "full": ""}

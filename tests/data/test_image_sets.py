@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import numpy as np
@@ -11,11 +12,13 @@ from scipy.io import loadmat, savemat
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.inspect.doctor import examine
 from feddg_bench.data.splits import SPLITS
-from feddg_bench.plugins import load_dataset
+from feddg_bench.plugins import load_dataset, names
 from feddg_datasets.coloredmnist import ColoredMNIST, coloured
 from feddg_datasets.digits5 import Digits5
 from feddg_datasets.domainnet import DUPLICATES, DomainNet
+from feddg_datasets.femnist import FEMNIST
 from feddg_datasets.office31 import Office31
+from feddg_datasets.vlcs import VLCS
 from tests.fabricate import fabricate
 from tests.helpers import refused
 
@@ -52,11 +55,11 @@ def test_published_numbers(name, tmp_path):
     ("name", "inner", "other"),
     [
         ("vlcs", "VLCS", ""),
-        ("office31", "office31", "domain_adaptation_images"),
-        ("officecaltech10", "office_caltech_10", "office-caltech"),
-        ("digitsdg", "digits_dg", ""),
+        ("office31", "office31", "OFFICE31"),  # as in MarsFL, like the next one
+        ("officecaltech10", "office_caltech_10", "Office_Caltech_10"),
+        ("digitsdg", "digits_dg", "Digits-DG"),
         ("domainnet", "domainnet", "domain_net"),
-        ("digits5", "Digit-Five", "digit5/Digit-Five"),
+        ("digits5", "Digit-Five", "Digit5/digit-five"),
         ("coloredmnist", "mnist", "MNIST/raw"),
     ],
 )
@@ -77,7 +80,7 @@ def test_layouts_give_the_same_records(name, inner, other, tmp_path):
 
 
 def test_totals_of_domains_are_compared(tmp_path):
-    """VLCS promises no numbers of classes: 5 classes of 8 images in each domain."""
+    """Only totals are known of some data sets; here 5 classes have 8 images in each domain."""
     made = fabricate("vlcs", tmp_path)
     promised = {"Caltech101": (40,), "LabelMe": (40,), "SUN09": (41,), "VOC2007": (40,)}
     diagnosis = examine(tiny("vlcs", counts=promised)(made))
@@ -86,6 +89,46 @@ def test_totals_of_domains_are_compared(tmp_path):
     ]
     assert diagnosis.published["LabelMe"] == {"images": 40}
     assert "the number of images of every domain" in diagnosis.compared
+
+
+def test_vlcs_with_numbers_for_classes(tmp_path):
+    """JigenDG's and Dassl's layout; three parts repeat the images of the folder ``full``."""
+    made = fabricate("vlcs", tmp_path / "made") / "VLCS"
+    paths = tiny("vlcs")(made).records().paths
+    for domain, other in zip(VLCS.domains, ("CALTECH", "LABELME", "SUN", "PASCAL"), strict=True):
+        (made / domain).rename(made / other)
+        for label, name in enumerate(VLCS.classes):
+            (made / other / name).rename(made / other / str(label))
+        (made / other).rename(made / "full")
+        (made / other / "train").mkdir(parents=True)
+        shutil.copytree(made / "full" / "0", made / other / "train" / "0")
+        (made / "full").rename(made / other / "full")
+    assert tiny("vlcs")(made.parent).records().paths == paths
+
+
+@pytest.mark.parametrize("name", ["vlcs", "digits5"])
+@pytest.mark.parametrize("place", ["", "level", "level/other"])
+def test_a_deeper_folder_is_named(name, place, tmp_path):
+    made = fabricate(name, tmp_path / "made" / place)
+    inner = made / {"vlcs": "VLCS", "digits5": "Digit-Five"}[name]
+    dataset = tiny(name)(tmp_path / "made")
+    if not place:
+        assert dataset.find() == inner
+        return
+    deep = f"was not found in {tmp_path / 'made'}, but in {inner}: give --data-root {inner}"
+    with refused(DataError, deep if place == "level" else "was not found (looked in"):
+        dataset.find()
+
+
+def test_classes_have_texts_that_tell_them_apart():
+    for name in names("data set"):
+        dataset = load_dataset(name)
+        texts = [dataset.prompt(dataset, each) for each in dataset.classes]
+        assert len({*texts}) == len(texts), name
+        assert not [t for t in texts if re.fullmatch(r"a photo of a (\w|\d+)", t)], name
+        assert {*dataset.prompts} <= {*dataset.classes} or name == "iwildcam"
+    assert DomainNet.prompt(DomainNet, "The_Eiffel_Tower") == "a photo of the eiffel tower"
+    assert FEMNIST.prompt(FEMNIST, "a") != FEMNIST.prompt(FEMNIST, "A")
 
 
 def test_office31_without_the_folder_images(tmp_path):
@@ -143,6 +186,16 @@ class TestDigits5:
         for part in dataset.parts:  # the stroke's brightness is that of the label
             stroke = part.images[:, 10, 12].reshape(len(part.images), -1)[:, 0].astype(int)
             assert np.abs(stroke - 100 - 15 * part.labels).max() <= 1  # of values from 0 to 1
+
+    def test_values_may_be_stored_as_floats(self, made):
+        before = tiny("digits5")(made).fingerprint()
+        file = made / "Digit-Five" / "mnist_data.mat"
+        content = {k: v.astype(float) for k, v in loadmat(file).items() if k[0] != "_"}
+        savemat(file, content)
+        assert tiny("digits5")(made).fingerprint() == before
+        savemat(file, content | {"test_32": content["test_32"] / 2})
+        with refused(DataError, "float64 [20, 32, 32] for 20 labels"):
+            tiny("digits5")(made).records()
 
     def test_the_first_images_of_each_part(self, made, monkeypatch):
         monkeypatch.setattr("feddg_datasets.digits5.TRAINING", 15)

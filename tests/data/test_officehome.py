@@ -37,7 +37,7 @@ def test_the_archive_as_it_is_unpacked(archive):
     [
         ("office_home", ("art", "clipart", "product", "real_world")),
         ("", ("Art", "Clipart", "Product", "Real_World")),
-        ("OfficeHome", ("Art", "Clipart", "Product", "RealWorld")),
+        ("OFFICE-HOME", ("Art", "Clipart", "Product", "RealWorld")),
         ("office_home_v1.0", ("Art", "Clip Art", "Products", "Real")),
     ],
 )

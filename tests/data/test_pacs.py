@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -47,7 +48,7 @@ def test_sketches_are_read_as_rgb(tmp_path):
     assert np.array_equal(pacs.read(index, 3), np.full((3, 3, 3), 200))
 
 
-@pytest.mark.parametrize("layout", ["", "pacs", "PACS", "kfold", "pacs_v1.0", "PACS/kfold"])
+@pytest.mark.parametrize("layout", ["", "Pacs", "kfold", "pacs_v1.0", "PACS/kfold", "pacs/images"])
 def test_layouts(tmp_path, layout):
     make(tmp_path / layout)
     assert len(TinyPACS(tmp_path).records().paths) == 56
@@ -131,8 +132,11 @@ def test_without_any_root_the_message_still_helps():
 
 def test_a_missing_domain_is_named(tmp_path):
     make(tmp_path / "pacs")
-    (tmp_path / "pacs" / "sketch").rename(tmp_path / "pacs" / "skizzen")
-    with refused(DataError, "pacs lacks the folder sketch"):
+    (tmp_path / "pacs" / "sketch").rename(tmp_path / "pacs" / "sketched")
+    with refused(DataError, "pacs lacks the folder sketch; is it the folder sketched in", "Rename"):
+        TinyPACS(tmp_path).records()
+    shutil.rmtree(tmp_path / "pacs" / "sketched")
+    with refused(DataError, "pacs lacks the folder sketch: get it again from https://www.eecs"):
         TinyPACS(tmp_path).records()
 
 
@@ -151,7 +155,7 @@ def test_a_differing_count_is_named(tmp_path):
     with pytest.raises(DataError) as caught:
         TinyPACS(tmp_path).records()
     assert "photo/dog holds 3 images instead of 2 (+1)" in str(caught.value)
-    assert "cartoon/horse holds 1 images instead of 2 (-1)" in str(caught.value)
+    assert "cartoon/horse holds 1 image instead of 2 (-1)" in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
 

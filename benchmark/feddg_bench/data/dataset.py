@@ -34,6 +34,7 @@ from feddg_bench.common.errors import (
 )
 from feddg_bench.common.files import file_state, plain_file
 from feddg_bench.common.parallel import in_threads
+from feddg_bench.common.titles import counted
 from feddg_bench.config.layers import validate
 from feddg_bench.config.reading import composed
 from feddg_bench.config.schema import DatasetSettings
@@ -185,15 +186,22 @@ class DomainDataset(ABC):
         self.records()
         return None
 
-    def not_found(self, what: str, looked_in: Iterable[Path], folder: str) -> DataError:
+    def not_found(
+        self, what: str, looked_in: Iterable[Path], folder: str, near: Sequence[Path] = ()
+    ) -> DataError:
         """Return an error that says what was missing, where it was looked for and how to get it.
 
         Args:
             what: What was looked for, in the singular.
             looked_in: The roots of `feddg_bench.data.locations.data_roots`.
             folder: Description of the folder that the user should name.
+            near: Deeper folders that hold it.
         """
         looked = ", ".join(map(str, looked_in)) or "no folder, as none was given"
+        if near:
+            return DataError(
+                f"{what} was not found in {looked}, but in {near[0]}: give --data-root {near[0]}"
+            )
         if self.downloads:
             get = f"get it with `feddg-bench data download {self.name}`, or name"
         else:
@@ -344,7 +352,7 @@ class DomainDataset(ABC):
                 hint = self.hint(empty[0]) if kind == "domain" else ""
                 raise DataError(
                     f"{self.title}{self._where()} has no image of the {kind} {', '.join(empty)}"
-                    f"{hint}: get it again ({self.source})"
+                    f"{hint or f': get it again ({self.source})'}"
                 )
         if len(self.classes) == 1:
             raise DataError(
@@ -370,7 +378,7 @@ class DomainDataset(ABC):
             for name, number, published in zip(names, have, wanted, strict=True):
                 if number != published:
                     place = domain if name is None else f"{domain}/{name}"
-                    text = f"{place} holds {number:,} images instead of {published:,}"
+                    text = f"{place} holds {counted(number, 'image')} instead of {published:,}"
                     yield domain, name, f"{text} ({number - published:+,})"
 
     def prompt(self, name: str) -> str:

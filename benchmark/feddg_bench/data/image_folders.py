@@ -8,7 +8,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -70,7 +70,7 @@ class ImageFolderDataset(FileDataset):
     layouts: ClassVar[tuple[str, ...]] = ("",)
     """Candidate folders below a data root; the first one with the most domains is used."""
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Alternative names of a domain's folder."""
+    """Alternative names of the folder of a domain or class."""
     inside: ClassVar[Mapping[str, str]] = {"": ""}
     """Folders of a domain that may hold its classes, such as ``train``, and what each puts before
     the names of its images, such as ``train-``."""
@@ -85,10 +85,8 @@ class ImageFolderDataset(FileDataset):
         best = self._likely_folder()
         missing = [domain for domain in self.domains if domain not in self._domain_folders(best)]
         if missing:
-            raise DataError(
-                f"{self.title} in {best} lacks the folder {', '.join(missing)}: "
-                f"get it again from {self.source}"
-            )
+            advice = self.hint(missing[0]) or f": get it again from {self.source}"
+            raise DataError(f"{self.title} in {best} lacks the folder {', '.join(missing)}{advice}")
         return best
 
     def find(self) -> Path:
@@ -103,11 +101,13 @@ class ImageFolderDataset(FileDataset):
     def _likely_folder(self) -> Path:
         """Return the first folder with the most domains."""
         roots = data_roots(self.data_root, self.name)
-        candidates = [root / layout for root in roots for layout in self.layouts]
+        candidates = candidate_folders(roots, self.layouts)
         domains = {folder: self._domain_folders(folder) for folder in candidates}
         if not any(domains.values()):
+            deeper = candidate_folders(folders_inside(candidates), self.layouts)
+            near = [path for path in deeper if len(self._domain_folders(path)) > 1]
             above = f"the folder above {', '.join(self.domains)}"
-            raise self.not_found(self.title, roots, above)
+            raise self.not_found(self.title, roots, above, near)
         return max(candidates, key=lambda folder: len(domains[folder]))
 
     def scan(self) -> Listing:
@@ -131,9 +131,7 @@ class ImageFolderDataset(FileDataset):
             f"{domain}/{name}/{prefix}{_inside(class_folder, image)}": image
             for domain, domain_folder in self._domain_folders(self.folder).items()
             for place, prefix in self.inside.items()
-            for name, class_folder in match_folders(
-                domain_folder / place, {name: (name,) for name in self.classes}
-            ).items()
+            for name, class_folder in self._class_folders(domain_folder / place).items()
             for image in images_below(class_folder)
         }
 
@@ -178,19 +176,24 @@ class ImageFolderDataset(FileDataset):
         )
 
     def _domain_folders(self, folder: Path) -> dict[str, Path]:
-        names = {domain: (domain, *self.spellings.get(domain, ())) for domain in self.domains}
-        return match_folders(folder, names)
+        return match_folders(folder, self._spelt(self.domains))
+
+    def _class_folders(self, folder: Path) -> dict[str, Path]:
+        return match_folders(folder, self._spelt(self.classes))
+
+    def _spelt(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        return {name: (name, *self.spellings.get(name, ())) for name in names}
 
     def hint(self, domain: str, name: str | None = None) -> str:
         """Return advice, such as an unrecognised folder that may be the domain or class."""
-        folders, inside = self._domain_folders(self.folder), self.folder
-        spelt = {name: (name,) for name in self.classes}
+        inside = self._likely_folder()
+        folders = self._domain_folders(inside)
         if name is not None:
             inside = folders[domain]
         elif domain in folders:
-            below = [path for path in entries(folders[domain]) if match_folders(path, spelt)]
+            below = [path for path in entries(folders[domain]) if self._class_folders(path)]
             return f"; the classes lie in {below[0]}: move them a folder up" if below else ""
-        known = {*folders.values(), *match_folders(inside, spelt).values()}
+        known = {*folders.values(), *self._class_folders(inside).values()}
         strange = [path for path in subfolders(inside) if path not in known]
         missing = name or domain
         near = difflib.get_close_matches(missing, [path.name for path in strange], n=1)
@@ -243,6 +246,32 @@ def images_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) 
 def _identity(folder: Path) -> tuple[int, int]:
     status = folder.stat()
     return status.st_dev, status.st_ino
+
+
+def candidate_folders(roots: Iterable[Path], layouts: Sequence[str]) -> list[Path]:
+    """Return the folder of each layout below each root, such as ``raw`` or ``PACS/kfold``.
+
+    A folder that is there in another spelling, compared as `match_folders` does, is preferred to
+    one that is not there.
+
+    Raises:
+        DataError: If a folder cannot be read.
+    """
+    found = []
+    for root in roots:
+        for layout in layouts:
+            folder = root
+            for part in Path(layout).parts:
+                exact = folder / part
+                known = match_folders(folder, {part: (part,)})
+                folder = known.get(part, exact) if exact not in subfolders(folder) else exact
+            found.append(folder)
+    return list(dict.fromkeys(found))
+
+
+def folders_inside(folders: Iterable[Path]) -> list[Path]:
+    """Return the sub-folders of all folders."""
+    return [path for folder in folders for path in subfolders(folder)]
 
 
 def match_folders(folder: Path, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:

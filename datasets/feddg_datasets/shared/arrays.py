@@ -19,6 +19,7 @@ from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import file_state
 from feddg_bench.data.dataset import DomainDataset, Listing, square
 from feddg_bench.data.fetch.mirrors import Download
+from feddg_bench.data.image_folders import candidate_folders, folders_inside
 from feddg_bench.data.locations import data_roots
 
 
@@ -63,17 +64,22 @@ class ArrayDataset(DomainDataset):
             DataError: If one is not found.
         """
         roots = data_roots(self.data_root, self.name)
-        folders = [root / layout for root in roots for layout in self.layouts]
-        found = {
+        folders = candidate_folders(roots, self.layouts)
+        found = self._found_in(folders)
+        missing = [name for name in self.needed if name not in found]
+        if missing:
+            deeper = self._found_in(candidate_folders(folders_inside(folders), self.layouts))
+            near = [deeper[name].parent for name in missing if {*missing} <= {*deeper}]
+            raise self.not_found(" or ".join(missing), roots, "its folder", near)
+        return {name: found[name] for name in self.needed}
+
+    def _found_in(self, folders: Sequence[Path]) -> dict[str, Path]:
+        return {
             name: path
             for name, spellings in self.needed.items()
             for path in [folder / s for folder in folders for s in spellings][::-1]
             if path.is_file()
         }
-        missing = [name for name in self.needed if name not in found]
-        if missing:
-            raise self.not_found(" or ".join(missing), roots, "its folder")
-        return {name: found[name] for name in self.needed}
 
     def find(self) -> Path:
         """Return the folder of the first file."""
@@ -161,7 +167,7 @@ MNIST_NEEDED: Mapping[str, Sequence[str]] = {
     name: [name, name.replace("-idx", ".idx"), f"{name}.gz", f"{name.replace('-idx', '.idx')}.gz"]
     for name in (file.removesuffix(".gz") for file, _, _ in MNIST_FILES)
 }
-MNIST_LAYOUTS = ("", "mnist", "MNIST", "MNIST/raw", "raw")
+MNIST_LAYOUTS = ("", "mnist", "MNIST/raw", "raw")
 MNIST_SIDE = 28
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError
 from feddg_bench.data.dataset import Listing
-from feddg_bench.data.image_folders import ImageFolderDataset, match_folders
+from feddg_bench.data.image_folders import ImageFolderDataset
 
 LISTS = ("train", "test")
 
@@ -136,9 +136,7 @@ class ListedFolders(ImageFolderDataset):
         folders = {
             (domain, name): class_folder
             for domain, domain_folder in self._domain_folders(self.folder).items()
-            for name, class_folder in match_folders(
-                domain_folder, {name: (name,) for name in self.classes}
-            ).items()
+            for name, class_folder in self._class_folders(domain_folder).items()
         }
         by_name = {
             f"{domain}/{name}/{file.name}": file
