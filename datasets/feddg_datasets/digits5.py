@@ -15,15 +15,20 @@ from feddg_datasets.shared.digits import DIGIT_PROMPTS, DIGITS
 
 TRAINING, TEST = 25_000, 9_000
 """Images in use of the training and test part of each file."""
-KEYS = {
-    "mnist_data.mat": (("train_32", "label_train"), ("test_32", "label_test")),
-    "mnistm_with_label.mat": (("train", "label_train"), ("test", "label_test")),
-    "svhn_train_32x32.mat": (("X", "y"),),
-    "svhn_test_32x32.mat": (("X", "y"),),
-    "syn_number.mat": (("train_data", "train_label"), ("test_data", "test_label")),
-    "usps_28x28.mat": (("dataset", "dataset"),) * 2,
-}
-"""Arrays of images and labels in each of Digit-Five's files: training part, test part."""
+PARTS: tuple[tuple[str, tuple[str | int, ...]], ...] = (
+    ("mnist_data.mat", ("train_32", "label_train")),
+    ("mnist_data.mat", ("test_32", "label_test")),
+    ("mnistm_with_label.mat", ("train", "label_train")),
+    ("mnistm_with_label.mat", ("test", "label_test")),
+    ("svhn_train_32x32.mat", ("X", "y")),
+    ("svhn_test_32x32.mat", ("X", "y")),
+    ("syn_number.mat", ("train_data", "train_label")),
+    ("syn_number.mat", ("test_data", "test_label")),
+    ("usps_28x28.mat", (0,)),
+    ("usps_28x28.mat", (1,)),
+)
+"""Training and test part of each domain: a file of Digit-Five, and its arrays of images and labels,
+or the row of its cells that holds both."""
 
 
 class Digits5(ArrayDataset):
@@ -66,26 +71,25 @@ class Digits5(ArrayDataset):
     }
     default_protocol = "lodo"
     default_recipe = "handwritten"
-    needed: ClassVar = {
-        name: [name, name.removeprefix("svhn_")] if "svhn" in name else [name] for name in KEYS
-    }
-    layouts = ("", "Digit-Five", "digit5", "digit5/Digit-Five", "digits5", "DigitFive")
+    needed: ClassVar = {name: [name, name.removeprefix("svhn_")] for name, _ in PARTS}
+    layouts = ("", "Digit-Five", "digit5", "digit5/Digit-Five", "digits5")
 
     def load(self) -> Iterator[Part]:
-        """Read the first training and test images of each collection."""
-        parts = {name: list(read_matlab(name, path)) for name, path in self.files.items()}
-        training_svhn, test_svhn = parts.pop("svhn_train_32x32.mat"), parts["svhn_test_32x32.mat"]
-        parts["svhn_test_32x32.mat"] = [*training_svhn, *test_svhn]
-        for training, test in parts.values():
-            yield training.first(TRAINING).with_more(test.first(TEST))
+        """Read the first training and test images of each collection, one file at a time."""
+        for training, test in zip(PARTS[::2], PARTS[1::2], strict=True):
+            yield self._read(*training, TRAINING).with_more(self._read(*test, TEST))
+
+    def _read(self, name: str, keys: tuple[str | int, ...], number: int) -> Part:
+        images, labels = read_matlab(self.files[name], keys)
+        return Part(images[:number].copy(), labels[:number])  # releases the rest: SYN has 480,000
 
 
-def read_matlab(name: str, path: Path) -> Iterator[Part]:
-    """Yield the parts of one of Digit-Five's files.
+def read_matlab(path: Path, keys: tuple[str | int, ...]) -> Part:
+    """Return a part of one of Digit-Five's files.
 
     Args:
-        name: Its name in `KEYS`.
         path: The file, of MATLAB 5.
+        keys: As in `PARTS`.
 
     Raises:
         DataError: If the file is unreadable or holds something else.
@@ -93,15 +97,12 @@ def read_matlab(name: str, path: Path) -> Iterator[Part]:
     from scipy.io import loadmat  # type: ignore[import-untyped]
 
     try:
-        content = loadmat(path)
-        for place, (images_key, labels_key) in enumerate(KEYS[name]):
-            images, labels = content[images_key], content[labels_key]
-            if name.startswith("usps"):  # a cell for each part, values from 0 to 1
-                images, labels = images[place]
-                images = (255 * images.reshape(-1, 28, 28)).astype(np.uint8)
-            if name.startswith("svhn"):  # [H, W, 3, n]
-                images = images.transpose(3, 0, 1, 2)
-            yield _part(images, labels)
+        if len(keys) == 1:  # values from 0 to 1
+            images, labels = loadmat(path)["dataset"][keys[0]]
+            return _part((255 * images.reshape(-1, 28, 28)).astype(np.uint8), labels)
+        content = loadmat(path, variable_names=keys)
+        images, labels = (content[key] for key in keys)
+        return _part(images.transpose(3, 0, 1, 2) if keys[0] == "X" else images, labels)
     except Exception as error:  # a damaged file makes SciPy raise anything
         fault = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"cannot read {path} ({fault}): get the file again") from error
@@ -114,6 +115,8 @@ def _part(images: NDArray[Any], labels: NDArray[Any]) -> Part:
         images = images[..., 0]
     elif images.ndim == 2:
         images = images.reshape(len(images), 32, 32)
-    if images.dtype != np.uint8 or len(images) != len(numbers) or numbers.max(initial=0) > 9:
+    pixels = images.astype(np.uint8, copy=False)
+    fits = len(pixels) == len(numbers) and numbers.max(initial=0) < 10
+    if not fits or not (pixels is images or np.array_equal(pixels, images)):
         raise ValueError(f"{images.dtype} {list(images.shape)} for {len(numbers):,} labels")
-    return Part(images, numbers.astype(np.int64))
+    return Part(pixels, numbers.astype(np.int64))

@@ -110,7 +110,7 @@ class DomainDataset(ABC):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     """Reported metrics, out of accuracy, macro_f1, worst_group and pearson, and those of
     ``evaluation.metrics``; the first is the key metric, which selects the round."""
-    prompts: Mapping[str, str] = {}
+    prompts: ClassVar[Mapping[str, str]] = {}
     """Text of each class for a text encoder, where a name such as ``03`` says nothing; by default
     `prompt`."""
     groups: tuple[str, ...] = ()

@@ -81,8 +81,8 @@ def encode_dataset(
     def pieces(start: int) -> Iterator[NDArray[np.float16]]:
         if path.exists():  # with other texts, or another process wrote it
             old = open_features(path, count)
-            features = np.memmap(path, np.float16, "r", old.offset, old.shape)
-            yield from (features[n : n + PIECE] for n in range(start, count, PIECE))
+            stored = np.memmap(path, np.float16, "r", old.offset, old.shape)
+            yield from (stored[n : n + PIECE] for n in range(start, count, PIECE))
             return
         images = iter(in_threads(read, range(start, count)))
         while piece := list(islice(images, PIECE)):
