@@ -83,7 +83,10 @@ def _described(module: Any, path: str, name: str) -> str:
     if not isinstance(value, type | FunctionType):
         return f"```{{eval-rst}}\n.. py:data:: {path}.{name}\n\n   ``{value}``\n```\n\n"
     if inspect.isclass(value):
-        return _directive("autoclass", f"{path}.{name}", "   :members:\n")
+        options = "   :members:\n"
+        if name == "Method":  # with those of `Predictor`
+            options += "   :inherited-members: LightningModule\n"
+        return _directive("autoclass", f"{path}.{name}", options)
     return _directive("autofunction", f"{path}.{name}")
 
 

@@ -17,7 +17,7 @@ from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
-from feddg_bench.core.tasks import CLASSIFICATION, LearningTask
+from feddg_bench.models.tasks import CLASSIFICATION, LearningTask
 from feddg_methods.shared.choices import choose
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from feddg_bench.core.client import Client
 from feddg_bench.core.messages import Payload, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
-from feddg_bench.core.tasks import CLASSIFICATION
+from feddg_bench.models.tasks import CLASSIFICATION
 from feddg_methods.shared.choices import check_linear
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg_bench.config.schema import EvaluationSettings
-from feddg_bench.core.tasks import TASKS
 from feddg_bench.engine.evaluation import log_shares, measure, worst_group
+from feddg_bench.models.tasks import TASKS
 from feddg_bench.records.measured import tabulate
 from feddg_bench.records.metrics import (
     METRICS,

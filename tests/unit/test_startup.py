@@ -27,7 +27,7 @@ assert torch._dynamo.disable.__module__ == "torch._dynamo.decorators"
 QUICK = """
 import sys
 import torch
-from feddg_bench.core.lightning import LightningModule
+from feddg_bench.common.lightning import LightningModule
 from feddg_bench.engine.worker import Worker
 from feddg_bench.records.metrics import macro_f1
 

@@ -17,8 +17,8 @@ from feddg_bench.common.streams import torch_generator
 from feddg_bench.core.messages import Payload, copied
 
 if TYPE_CHECKING:
+    from feddg_bench.common.lightning import Fabric
     from feddg_bench.config.schema import TrainSettings
-    from feddg_bench.core.lightning import Fabric
 
 Batch = tuple[Tensor, ...]
 """Images, float [B, 3, H, W] in [0, 1], labels, int64 [B], and domain ids, int64 [B], if requested.
@@ -192,13 +192,7 @@ class Client:
             raise PluginError(
                 "clients keep no validation images: set client_validation = True in the method"
             )
-        return self.validation.batches(
-            shuffle=False,
-            augment=False,
-            views=1,
-            companions=None,
-            generator=self.generator("validation"),
-        )
+        return self.validation.batches(generator=self.generator("validation"))
 
     def lr_factor(self, epoch: int) -> float:
         """Return the factor of the learning rate in this local epoch (from 0)."""

@@ -1,32 +1,51 @@
-"""The frame around every call of a method's code: its random streams, and one check."""
+"""The frames around every call of a method's code: its random streams, and one check."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from feddg_bench.common.errors import PluginError, noted
 from feddg_bench.common.streams import global_streams
 
+if TYPE_CHECKING:
+    from feddg_bench.core.client import Client
+    from feddg_bench.core.method import Method
+    from feddg_bench.core.server import Server
+
+
+def client_half(method: Method, client: Client, call: str) -> AbstractContextManager[None]:
+    """Return the frame of a call of a client's function; ``client.fabric`` names the device."""
+    where = f"{client.name}, round {client.round}, {call}"
+    stream = call, client.round, client.name
+    device = client.fabric.device
+    return _frame(method, where, "client.memory", client.seed, stream, device)
+
+
+def server_half(method: Method, server: Server, call: str) -> AbstractContextManager[None]:
+    """Return the frame of a call of the server half."""
+    where = f"server half, round {server.round}" if server.round else "server half, before round 1"
+    stream = "server half", call, server.round
+    device = next((t.device for t in server.weights.values()), torch.device("cpu"))
+    return _frame(method, where, "server.memory", server.seed, stream, device)
+
 
 @contextmanager
-def plugin_call(
-    method: object, where: str, memory: str, seed: int, *stream: str | int, device: torch.device
+def _frame(
+    method: Method,
+    where: str,
+    memory: str,
+    seed: int,
+    stream: tuple[str | int, ...],
+    device: torch.device,
 ) -> Iterator[None]:
-    """Run a block of a method's client or server half.
+    """Run a block with the global generators on the named stream, and note ``where`` in exceptions.
 
-    Global generators start from the named stream. A new or other value of an attribute ends the
-    run: other processes and a resumed run would not have it.
-
-    Args:
-        method: The plugin.
-        where: Place of the call, such as ``client_003, round 2, fit``; exceptions get it as a note.
-        memory: Where this half keeps its state: ``client.memory`` or ``server.memory``.
-        seed: Seed of the run.
-        stream: Names of the call's stream.
-        device: Device whose generator is seeded, too.
+    A new or other value of an attribute ends the run: other processes and a resumed run would not
+    have it. The half keeps its state in ``memory``.
 
     Raises:
         PluginError: If an attribute of the method changed.

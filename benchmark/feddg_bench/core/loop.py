@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
 
 from feddg_bench.common.errors import DataError
-from feddg_bench.core.halves import plugin_call
+from feddg_bench.core.halves import server_half
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Ledger, NoReplyError, Server
@@ -83,8 +79,8 @@ def federate(
         yield RoundResult(server.round, server.cohort, server.ledger, skipped, measured())
 
 
-def _exchange(method: Method, server: Server, call: Literal["prepare", "run_round"]) -> bool:
-    """Run an exchange between server and clients; return whether it had no valid result.
+def _exchange(method: Method, server: Server, call: str) -> bool:
+    """Run ``prepare`` or ``run_round``; return whether it had no valid result.
 
     Time that no other phase accounts for counts as aggregation.
 
@@ -93,7 +89,7 @@ def _exchange(method: Method, server: Server, call: Literal["prepare", "run_roun
     """
     server.ledger, began, skipped = Ledger(), time.perf_counter(), False
     try:
-        with server.checking_sums(), _server_half(method, server, call):
+        with server.checking_sums(), server_half(method, server, call):
             getattr(method, call)(server)
     except NoReplyError as error:
         if not server.round:
@@ -110,13 +106,5 @@ def evaluated_model(method: Method, server: Server) -> Weights:
 
 
 def _global_model(method: Method, server: Server) -> Weights:
-    with _server_half(method, server, "global_model"):
+    with server_half(method, server, "global_model"):
         return method.global_model(server)
-
-
-def _server_half(method: Method, server: Server, call: str) -> AbstractContextManager[None]:
-    """Return the frame of a call of the server half."""
-    where = f"server half, round {server.round}" if server.round else "server half, before round 1"
-    stream = ("server half", call, server.round)
-    device = next((t.device for t in server.weights.values()), torch.device("cpu"))
-    return plugin_call(method, where, "server.memory", server.seed, *stream, device=device)

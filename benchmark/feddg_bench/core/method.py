@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.titles import WITHOUT_EFFECT
 from feddg_bench.config.layers import validate
 from feddg_bench.config.schema import BackboneSettings, MethodSettings, TrainSettings
 from feddg_bench.core.aggregation import server_step, streaming_mean
 from feddg_bench.core.client import Batch, Client
 from feddg_bench.core.flaws import check_loss
-from feddg_bench.core.lightning import LightningModule
 from feddg_bench.core.messages import LocalUpdate, Payload, Reply, Weights
 from feddg_bench.core.state import ModuleState, bare_step
-from feddg_bench.core.tasks import CLASSIFICATION, TASKS, Accepts, Prediction, answer
 from feddg_bench.models.backbones import NETWORK, Backbone, TextClassifier, build_backbone
 from feddg_bench.models.batch_norm import batch_norm_state, batch_norm_statistics, freeze_batch_norm
 from feddg_bench.models.networks import sum_depthwise
-
-PREDICTED = 64
-"""Largest number of images that `Method.predict` computes at a time."""
+from feddg_bench.models.predictor import Accepts, Predictor
+from feddg_bench.models.tasks import TASKS
 
 if TYPE_CHECKING:
-    from torchmetrics import Metric
-
     from feddg_bench.core.server import Server, Uplink
 
 
-class Method(LightningModule):
+class Method(Predictor):
     """A federated domain generalisation method: a model, a client half and a server half.
 
     Overrides fall into three groups, which have access to different objects:
@@ -218,58 +212,6 @@ class Method(LightningModule):
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
-    # ------------------------------------------------------------- prediction
-
-    classes: tuple[str, ...] = ()
-    """Names of the classes, if known, as for a model from `feddg_bench.load_model`."""
-    accepts: Accepts = Accepts()
-    """Which images `predict` accepts."""
-    transform: Callable[[Any], Tensor] | None = None
-    """Maps a file's path, a Pillow image or a uint8 array [H, W, 3] to an image [C, H, W], prepared
-    like the data set's images; only for a model from `feddg_bench.load_model`."""
-
-    @torch.no_grad()
-    def predict(self, images: Tensor | Sequence[Any]) -> Prediction:
-        """Return labels and probabilities of images, in evaluation mode.
-
-        Args:
-            images: Floats [B, C, H, W] in [0, 1]; or one or several inputs of `transform`.
-
-        Raises:
-            DataError: If a tensor has the wrong form or range, or an image cannot be read.
-        """
-        parts = self._tensors(images)
-        mode = self.training
-        self.eval()
-        try:
-            found = [answer(self.task, self(part.to(self.device))) for part in parts]
-        finally:
-            self.train(mode)
-        labels = torch.cat([part.labels for part in found])
-        shares = [part.probabilities for part in found if part.probabilities is not None]
-        return Prediction(labels, torch.cat(shares) if shares else None)
-
-    def _tensors(self, images: Any) -> Iterator[Tensor]:
-        """Yield images in batches of at most `PREDICTED`."""
-        if isinstance(images, Tensor):
-            yield from self.accepts.check(images).split(PREDICTED)
-            return
-        if self.transform is None:
-            raise DataError(
-                "this model does not know how its images were made: give floats [B, C, H, W] in "
-                "[0, 1], or take a model from feddg_bench.load_model"
-            )
-        alone = isinstance(images, str | PathLike) or not isinstance(images, Iterable)
-        several = [images] if alone or getattr(images, "ndim", 4) < 4 else list(images)
-        for start in range(0, len(several), PREDICTED):
-            some = [self.transform(image) for image in several[start : start + PREDICTED]]
-            yield self.accepts.check(torch.stack(some))
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Prediction:
-        """Return the predictions for a batch of images, with or without labels, to a Trainer."""
-        images = batch[0] if isinstance(batch, list | tuple) else batch
-        return answer(self.task, self(self.accepts.check(images)))
-
     # ------------------------------------------------------------ client half
 
     @property
@@ -338,7 +280,7 @@ class Method(LightningModule):
                 for index, batch in enumerate(self.batches(client, epoch)):
                     with client.fabric.autocast():
                         loss = self.training_step(batch, index)
-                    check_loss(type(self).__name__, loss)
+                    check_loss(self, loss)
                     for parameter in trained:  # `zero_grad` without its profiler entry
                         parameter.grad = None
                     loss.backward()
@@ -364,44 +306,6 @@ class Method(LightningModule):
         Used for figures only. ``None`` if the method restyles nothing.
         """
         return None
-
-    # ------------------------------------------------- under lightning.Trainer
-
-    def setup(self, stage: str) -> None:
-        """Create the metrics of validation and test, which exist only under a Trainer."""
-        from torchmetrics import PearsonCorrCoef
-        from torchmetrics.classification import MulticlassAccuracy
-
-        classes = self.task is CLASSIFICATION
-        metrics: dict[str, Metric] = {
-            split: MulticlassAccuracy(self.num_classes, average="micro")
-            if classes
-            else PearsonCorrCoef()
-            for split in ("val", "test")
-        }
-        self.metrics = nn.ModuleDict(metrics)
-        self.metric_name = "accuracy" if classes else "pearson"
-
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Log ``train_loss``."""
-        self.log("train_loss", outputs["loss"], batch_size=len(batch[1]))
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log ``val_loss`` and ``val_accuracy``, or ``val_pearson``."""
-        self._score("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log ``test_loss`` and ``test_accuracy``, or ``test_pearson``."""
-        self._score("test", batch)
-
-    def _score(self, split: str, batch: Batch) -> None:
-        images, labels = batch
-        outputs = self(images).float()
-        metric = cast("Metric", self.metrics[split])
-        metric(self.task.predict(outputs), labels)
-        loss = self.task.loss(outputs, labels, "mean")
-        self.log(f"{split}_loss", loss, batch_size=len(labels))
-        self.log(f"{split}_{self.metric_name}", metric, batch_size=len(labels))
 
     def personal_model(self, client: Client) -> Weights | None:
         """Return the whole state of the client's own model, ``None`` if there is none.

@@ -105,11 +105,11 @@ class ClientImages:
     def batches(
         self,
         *,
-        shuffle: bool,
-        augment: bool,
-        views: int,
-        companions: Tensor | None,
         generator: torch.Generator,
+        shuffle: bool = False,
+        augment: bool = False,
+        views: int = 1,
+        companions: Tensor | None = None,
         parts: Iterable[Tensor] | None = None,
         domains: Tensor | None = None,
     ) -> Iterator[Batch]:

@@ -18,19 +18,18 @@ import numpy as np
 import torch
 
 from feddg_bench.common.errors import noted
-from feddg_bench.config.schema import RunSettings
-from feddg_bench.core.client import Client, Received
-from feddg_bench.core.halves import plugin_call
-from feddg_bench.core.lightning import (
+from feddg_bench.common.lightning import (
     Fabric,
     LightningEnvironment,
     MixedPrecision,
     Precision,
     SingleDeviceStrategy,
 )
+from feddg_bench.config.schema import RunSettings
+from feddg_bench.core.client import Client, Received
+from feddg_bench.core.halves import client_half
 from feddg_bench.core.messages import LocalUpdate, Reply, Task, Weights, copied, leaves, plain
 from feddg_bench.core.method import Method
-from feddg_bench.core.tasks import TASKS
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.client_images import ClientImages, ImageBank
 from feddg_bench.data.federated import Federation
@@ -40,6 +39,7 @@ from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.models.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
 from feddg_bench.models.networks import DepthwiseInFloat32
+from feddg_bench.models.tasks import TASKS
 from feddg_bench.protection.guarantee import noised
 from feddg_bench.records.metrics import PERSONAL, find_metric
 
@@ -208,11 +208,8 @@ class Worker:
         self.method.state.load(client.memory.pop("private state", self._initial_private))
         self.method.state.load(task.weights)
         loaded = time.perf_counter()
-        stream = (task.call, task.round, task.client)
-        where = f"{task.client}, round {task.round}, {task.call}"
-        seed, device = self.settings.seed, self.device
         with (
-            plugin_call(self.method, where, "client.memory", seed, *stream, device=device),
+            client_half(self.method, client, task.call),
             self.method.state.serving(client),
             folded(self._folded["train"]),
         ):
@@ -229,14 +226,8 @@ class Worker:
         index = federation.of_clients.get("client_test", {}).get(client.name)
         if index is None:
             return None
-        where = f"{client.name}, round {client.round}, personal_model"
-        stream, device = ("personal_model", client.round, client.name), self.device
-        with (
-            plugin_call(
-                self.method, where, "client.memory", self.settings.seed, *stream, device=device
-            ),
-            self.method.state.serving(client),
-        ):
+        state = self.method.state
+        with client_half(self.method, client, "personal_model"), state.serving(client):
             model = self.method.personal_model(client)
             if model is None:
                 return None
