@@ -19,9 +19,10 @@ from safetensors.torch import save as safe
 
 import feddg_bench as fb
 from feddg_bench.common.errors import DataError, SettingsError
+from feddg_bench.models.weights import digest
 from feddg_bench.records.store import ResultsStore
 from feddg_bench.runs.checkpoints import load_checkpoint, save_checkpoint
-from feddg_bench.runs.kept import digest, read_model
+from feddg_bench.runs.kept import read_model
 from tests.helpers import one_sentence, refused, run_cell
 
 SETTINGS = {

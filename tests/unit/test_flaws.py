@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from feddg_bench.core.flaws import Flaw, misfit, misform, nonfinite
+from feddg_bench.core.messages import leaves
 
 MODEL = {"w": torch.zeros(2, 3), "n": torch.tensor(3)}
 
@@ -18,12 +19,12 @@ def test_the_bad_tensor_is_named(bad, dtype):
     payload = {
         "weights": {"fine": torch.ones(3), "net.0.bias": torch.tensor([[0.0, bad]], dtype=dtype)},
     }
-    assert nonfinite(payload) == Flaw("weights.net.0.bias", "holds NaN or infinity")
+    assert nonfinite(leaves(payload)) == Flaw("weights.net.0.bias", "holds NaN or infinity")
 
 
 def test_the_first_bad_tensor_in_a_list_is_named():
     bad = torch.tensor([math.nan])
-    flaw = nonfinite({"ok": torch.ones(1), "styles": [torch.ones(1), bad, bad]})
+    flaw = nonfinite(leaves({"ok": torch.ones(1), "styles": [torch.ones(1), bad, bad]}))
     assert flaw is not None
     assert flaw.name == "styles[1]"
 
@@ -41,14 +42,14 @@ def test_the_first_bad_tensor_in_a_list_is_named():
     ids=["nan", "-inf", "complex nan", "complex inf", "float8", "scalar"],
 )
 def test_every_kind_of_number_is_looked_at(value):
-    flaw = nonfinite({"a": [torch.ones(2), {"gap": value}]})
+    flaw = nonfinite(leaves({"a": [torch.ones(2), {"gap": value}]}))
     assert flaw is not None
     assert (flaw.name, flaw.form) == ("a[1].gap", False)
 
 
 @pytest.mark.parametrize("value", [3e38, -3e38, 1.9e19])
 def test_a_number_whose_square_overflows_is_too_large(value):
-    flaw = nonfinite({"w": torch.tensor([1.0, value])})
+    flaw = nonfinite(leaves({"w": torch.tensor([1.0, value])}))
     assert flaw is not None
     assert "too large" in flaw.reason
 
@@ -65,7 +66,7 @@ def test_a_number_whose_square_overflows_is_too_large(value):
     ],
 )
 def test_sound_payloads(payload):
-    assert nonfinite(payload) is None
+    assert nonfinite(leaves(payload)) is None
 
 
 @pytest.mark.parametrize(

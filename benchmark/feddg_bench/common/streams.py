@@ -54,12 +54,16 @@ def torch_stream(root: int, *names: str | int) -> Iterator[None]:
 
     Layers such as dropout draw from it; inside the block it starts from the named seed.
     """
-    with _torch_seed(derive_seed(root, *names), "cpu"):
+    states = _seeded(derive_seed(root, *names), "cpu")
+    try:
         yield
+    finally:
+        for each, state in states:
+            each.set_state(state)
 
 
-@contextmanager
-def _torch_seed(seed: int, device: torch.device | str) -> Iterator[None]:
+def _seeded(seed: int, device: torch.device | str) -> list[tuple[torch.Generator, torch.Tensor]]:
+    """Seed PyTorch's global generators, and return each with its earlier state."""
     import torch
 
     device = torch.device(device)
@@ -68,14 +72,10 @@ def _torch_seed(seed: int, device: torch.device | str) -> Iterator[None]:
         torch.empty(0, device=device)  # a GPU's generators exist only once it is used
         module = torch.get_device_module(device)
         generators.append(module.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    states = [(each, each.get_state()) for each in generators]
+    for each in generators:
+        each.manual_seed(seed)
+    return states
 
 
 @contextmanager
@@ -87,21 +87,22 @@ def global_streams(
     The caller's generators go on afterwards as if the block had drawn nothing.
     """
     import numpy as np
-    from numpy.random import mtrand
 
-    seed = derive_seed(root, *names)
+    seed, numpy = derive_seed(root, *names), np.random.mtrand
     # Reading or writing the state of NumPy's generator takes fifty times as long as replacing it.
-    theirs, python = mtrand.get_bit_generator(), random.getstate()
+    theirs, python = numpy.get_bit_generator(), random.getstate()
     if theirs in _SPARE:  # blocks of two threads ended in another order than they began
         _SPARE.remove(theirs)
     ours = _SPARE.pop() if _SPARE else np.random.MT19937()
-    mtrand.set_bit_generator(ours)
+    numpy.set_bit_generator(ours)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - this is the generator that legacy code uses
     random.seed(seed)
+    states = _seeded(seed, device)
     try:
-        with _torch_seed(seed, device):
-            yield
+        yield
     finally:
-        mtrand.set_bit_generator(theirs)
+        for each, state in states:
+            each.set_state(state)
+        numpy.set_bit_generator(theirs)
         random.setstate(python)
         _SPARE.append(ours)

@@ -55,7 +55,7 @@ def form_of(leaf: Any) -> str:
     return type(leaf).__name__
 
 
-def check_loss(method: str, loss: Any) -> None:
+def check_loss(method: object, loss: Any) -> None:
     """Check the return value of a method's training step.
 
     Raises:
@@ -64,8 +64,8 @@ def check_loss(method: str, loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = form_of(loss) if loss is not None else "nothing"
         raise PluginError(
-            f"training_step of {method} returned {found}; expected the loss of the batch, a tensor "
-            f"with one number"
+            f"training_step of {type(method).__name__} returned {found}; expected the loss of the "
+            f"batch, a tensor with one number"
         )
 
 
@@ -143,17 +143,14 @@ def _fits(leaf: Any, form: str, sizes: MutableMapping[str, int]) -> bool:
     )
 
 
-def nonfinite(payload: Any) -> Flaw | None:
-    """Return the first number or tensor of a payload that must not enter a sum, if any.
+def nonfinite(found: Iterable[tuple[str, Any]]) -> Flaw | None:
+    """Return the first of a payload's `leaves` that must not enter a sum, if any.
 
     These are NaN and infinity, and in tensors also numbers whose square overflows float32: a mean
     model that holds them trains to NaN.
-
-    Raises:
-        PluginError: If the payload holds anything that may not be sent.
     """
     tensors = {}
-    for name, leaf in leaves(payload):
+    for name, leaf in found:
         if isinstance(leaf, Tensor):
             if (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel():
                 tensors[name] = leaf if leaf.element_size() > 1 else leaf.float()
@@ -172,8 +169,7 @@ def nonfinite(payload: Any) -> Flaw | None:
 
 
 def _norms(tensors: Iterable[Tensor], order: float) -> list[float]:
-    norms = torch._foreach_norm(list(tensors), order)
-    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
-        norms = tuple(norm.double().to(norms[0].device) for norm in norms)
-    found: list[float] = torch.stack(norms).tolist()
+    first, *rest = torch._foreach_norm(list(tensors), order)
+    norms = [norm if norm.device == first.device else norm.to(first.device) for norm in rest]
+    found: list[float] = torch.stack([first, *norms]).tolist()
     return found

@@ -114,13 +114,13 @@ def leaves(payload: Any, name: str = "") -> list[tuple[str, Any]]:
     >>> [path for path, _ in leaves({"style": [1.0, 2.0], "count": 3})]
     ['style[0]', 'style[1]', 'count']
     """
-    if payload is None or isinstance(payload, int | float | str):
-        return [(name, payload)]
     strange = type(payload).__name__
     if isinstance(payload, Tensor):
         if payload.layout == torch.strided and not payload.is_meta:
             return [(name, payload)]
         strange = f"tensor of layout {payload.layout} on {payload.device}"
+    elif payload is None or isinstance(payload, int | float | str):
+        return [(name, payload)]
     found: list[tuple[str, Any]] = []
     if isinstance(payload, Mapping):
         for key, item in payload.items():
@@ -140,6 +140,8 @@ def leaves(payload: Any, name: str = "") -> list[tuple[str, Any]]:
 
 def _changed(payload: Any, change: Callable[[Any], Any]) -> Any:
     """Return a payload with other leaves."""
+    if isinstance(payload, Tensor):  # the most frequent leaf: other checks take longer
+        return change(payload)
     if isinstance(payload, Mapping):
         return {key: _changed(item, change) for key, item in payload.items()}
     if isinstance(payload, list):
@@ -179,10 +181,11 @@ def nbytes(payload: Any) -> int:
     >>> nbytes({"style": torch.zeros(2, 512), "count": 3})
     4104
     """
-    return sum(_size(leaf) for _, leaf in leaves(payload))
+    return sum(leaf_bytes(leaf) for _, leaf in leaves(payload))
 
 
-def _size(leaf: Any) -> int:
+def leaf_bytes(leaf: Any) -> int:
+    """Return the size of one of `leaves`; see `nbytes`."""
     if isinstance(leaf, Tensor):
         return leaf.numel() * leaf.element_size()
     if isinstance(leaf, str):

@@ -25,6 +25,8 @@ from feddg_bench.core.messages import (
     Weights,
     content,
     copied,
+    leaf_bytes,
+    leaves,
     nbytes,
 )
 
@@ -310,7 +312,8 @@ class Server:
                 f"client function {call!r} sent {', '.join(undeclared)} from {reply.client}, which "
                 f"the method does not declare: add it to uplink[{call!r}]"
             )
-        self.ledger.bytes["up"] += nbytes(sent)
+        found = leaves(sent)
+        self.ledger.bytes["up"] += sum(leaf_bytes(leaf) for _, leaf in found)
         self.ledger.clients[reply.client] = reply.seconds.get("work", 0.0)
         forms = declared if isinstance(declared, Mapping) else {}
         sizes = dict(self._sizes)
@@ -319,7 +322,7 @@ class Server:
             flaw = misform(name, value, form, self.weights, sizes)
             if flaw is not None:
                 return flaw
-        flaw = nonfinite(sent)
+        flaw = nonfinite(found)
         if flaw is None:
             self._sizes = {size: number for size, number in sizes.items() if size.isupper()}
             self.ledger.log(reply.metrics, reply.num_examples)
@@ -362,7 +365,7 @@ class Server:
                     f"after round {self.round} the global model{part} {wrong.reason}: the method's "
                     f"server half must keep names, shapes and types"
                 )
-            flaw = nonfinite({"weights": self.weights, "broadcast": dict(self.broadcast)})
+            flaw = nonfinite(leaves({"weights": self.weights, "broadcast": dict(self.broadcast)}))
             if flaw is not None:
                 self._leave_out("server", flaw, "the sum of the replies")
                 raise NoReplyError("the sum of the replies")  # noqa: TRY301 - undone below

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from feddg_bench.common.errors import SettingsError, in_a_line, unknown
 from feddg_bench.config.schema import BACKBONE_NAMES, TIMM, BackboneSettings
 from feddg_bench.models.backbones import NORMALISATIONS, Normalisation, build_backbone
 from feddg_bench.models.suitability import check_sides
-from feddg_bench.models.weights import load_tensors
+from feddg_bench.models.weights import digest, load_tensors
 from feddg_bench.plugins import load_object, names
 
 TORCHVISION, OPEN_CLIP, TENSORFLOW = "torchvision:", "open_clip:", "+tf"
@@ -157,9 +155,4 @@ def _root_handlers_kept() -> Iterator[None]:
 
 def encoder_digest(encoder: nn.Module) -> str:
     """Return the SHA-256 of an encoder's tensors, normalisation included, in hexadecimal."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted([*encoder.named_parameters(), *encoder.named_buffers()]):
-        values = tensor.detach().cpu().contiguous()
-        digest.update(json.dumps([name, str(values.dtype), list(values.shape)]).encode())
-        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest("", {**dict(encoder.named_parameters()), **dict(encoder.named_buffers())})

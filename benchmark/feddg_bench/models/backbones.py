@@ -182,21 +182,22 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of ``images`` [B, C, H, W], which are in [0, 1] if RGB."""
-        if type(self.net) is nn.Flatten:  # features [B, D, 1, 1] of a frozen encoder
+        net = self.net
+        if type(net) is nn.Flatten:  # features [B, D, 1, 1] of a frozen encoder
             return self._after(images.flatten(1))
         images = self.normalise(images)
         partly = images.is_cpu and self._by_image and not (self.training or torch.is_grad_enabled())
-        if partly and not any(layer._forward_hooks for layer in self.net.modules()):
+        if partly and not any(layer._forward_hooks for layer in net.modules()):
             size = max(16, PART_PIXELS // images[0, 0].numel())  # fewer round differently
             parts = images.tensor_split(max(1, len(images) // size))
-            pooled = torch.cat([self.net(part) for part in parts])
+            pooled = torch.cat([net(part) for part in parts])
         else:
-            pooled = self.net(images)
+            pooled = net(images)
         return self._after(pooled)
 
     def _after(self, pooled: Tensor) -> Tensor:
         """Apply the layers after ``net``; calling those that do nothing costs one step in fifty."""
-        if len(self.more):
+        if self.settings.adapter or self.settings.hidden:
             pooled = self.more(pooled)
         projection = self.projection
         features: Tensor = pooled if type(projection) is nn.Identity else projection(pooled)

