@@ -41,9 +41,6 @@ TARGETS = tuple(
     f"{split}/{name}" for split in ("val", "id_val") for name, m in METRICS.items() if m.tasks
 )
 """Split and metric, over all of the split's images, after the last round."""
-VERSION = 2
-"""Version of the draws. 2 rounds ``q_uniform`` to multiples of q, as W&B documents it; 1 counted
-steps of q from the lower bound. A search that has begun keeps its version."""
 MAX_POINTS = 10_000
 """Maximum number of points in a sweep: more are a mistake, and planning them would take hours."""
 
@@ -55,7 +52,7 @@ class Choice:
     values: tuple[Any, ...]  # values to choose from
     probabilities: tuple[float, ...] | None = None  # of the values, in a random search
 
-    def draw(self, uniform: float, _version: int = VERSION) -> Any:
+    def draw(self, uniform: float) -> Any:
         """Return the value at ``uniform``, a number in [0, 1)."""
         n = len(self.values)
         ends = accumulate(self.probabilities or (1 / n,) * n)
@@ -83,13 +80,10 @@ class Range:
             return number
         return float(Decimal(repr(self.step)) * round(number / self.step))
 
-    def draw(self, uniform: float, version: int = VERSION) -> float:
-        """Return the number at ``uniform``, a number in [0, 1), by a version of the draws."""
+    def draw(self, uniform: float) -> float:
+        """Return the number at ``uniform``, a number in [0, 1)."""
         if self.integer:
             return int(self.low) + int(uniform * (int(self.high) - int(self.low) + 1))
-        if self.step is not None and version == 1:
-            count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-            return self.low + self.step * int(uniform * count)
         if self.log:
             return float(self.low * (self.high / self.low) ** uniform)
         return self.rounded(self.low + uniform * (self.high - self.low))
@@ -134,19 +128,12 @@ class Sweep:
     parameters: Mapping[str, Choice | Range]  # by name, in the order of the file
     objective: Objective | None  # criterion by which points are compared
     run_cap: int | None  # maximum number of points; `None` for a whole grid
-    version: int = VERSION  # of the draws
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether the versions of the draws differ for this sweep."""
-        return has_steps(self.parameters)
 
     @property
     def id(self) -> str:
         """Hash of the search; it depends neither on the name nor on ``run_cap``."""
         space = {name: repr(parameter) for name, parameter in self.parameters.items()}
-        version = [self.version] if self.has_steps and self.version > 1 else []
-        text = json.dumps([self.method, self.fixed, space, repr(self.objective), *version])
+        text = json.dumps([self.method, self.fixed, space, repr(self.objective)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def pairs(self, point: Point) -> list[str]:
@@ -186,14 +173,9 @@ class Sweep:
             return
         for i in range(self.run_cap or 0):
             yield {
-                name: p.draw(generator(0, "sweep", i, name).random(), self.version)
+                name: p.draw(generator(0, "sweep", i, name).random())
                 for name, p in self.parameters.items()
             }
-
-
-def has_steps(parameters: Mapping[str, Choice | Range | None]) -> bool:
-    """Return whether a parameter is rounded to multiples of a step."""
-    return any(isinstance(p, Range) and p.step is not None for p in parameters.values())
 
 
 def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,8 +18,6 @@ from feddg_bench.runs.request import Datasets
 from feddg_bench.sweeps.definition import Choice, Point, Range, Sweep
 from feddg_bench.sweeps.jobs import Failures, Job, jobs
 from feddg_bench.sweeps.leases import Leases
-
-logger = logging.getLogger(__name__)
 
 
 class Search:
@@ -115,18 +111,14 @@ class BayesSearch(Search):
         if isinstance(parameter, Choice):
             low, high = 0.0, len(parameter.values) - 1.0
         else:
-            low, high = _bounds(parameter, self.sweep.version)
+            low, high = _bounds(parameter)
         if not low <= raw <= high:
             raise ValueError(raw)
-        if isinstance(parameter, Choice):
-            return parameter.values[raw]
-        return raw if self.sweep.version == 1 else parameter.rounded(raw)
+        return parameter.values[raw] if isinstance(parameter, Choice) else parameter.rounded(raw)
 
     def _propose(self, number: int) -> Point:
         optuna = _optuna()
-        version = self.sweep.version
-        parameters = self.sweep.parameters
-        space = {name: _distribution(optuna, p, version) for name, p in parameters.items()}
+        space = {name: _distribution(optuna, p) for name, p in self.sweep.parameters.items()}
         goal = self.sweep.objective
         assert goal is not None  # noqa: S101 - a bayes sweep without one is refused
         recorded, failed = self.store.keys(), Failures(self.store.root).keys()
@@ -175,14 +167,11 @@ def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> S
         DataError: If the data set reads its domains from the disk and they cannot be read.
     """
     datasets = datasets or Datasets()
-    if sweep.has_steps and _has_begun(replace(sweep, version=1), sweep, datasets, root):
-        sweep = replace(sweep, version=1)
-        logger.warning("this search began with steps of q from min, and goes on with them")
     if sweep.method == "bayes":
         _optuna()
         for end in (0, -1):  # both ends of every parameter, so that a bad bound shows at once
             point = {
-                name: _bounds(p, sweep.version)[end] if isinstance(p, Range) else p.values[end]
+                name: _bounds(p)[end] if isinstance(p, Range) else p.values[end]
                 for name, p in sweep.parameters.items()
             }
             _settle(sweep, point, datasets, root)
@@ -192,22 +181,6 @@ def open_search(sweep: Sweep, root: Path, datasets: Datasets | None = None) -> S
         for job in _settle(sweep, point, datasets, root):
             known.setdefault(job.key, job)
     return Search(*known.values())
-
-
-def _has_begun(old: Sweep, new: Sweep, datasets: Datasets, root: Path) -> bool:
-    """Return whether a results folder has a point that only an old version of a search draws."""
-    if old.method == "bayes":
-        return (root / "sweeps" / old.id).is_dir()
-    earlier, now = ([*sweep.points()] for sweep in (old, new))
-    only = [job for p in earlier if p not in now for job in _settle(old, p, datasets, root)]
-    return has_any(only, root)
-
-
-def has_any(made: Sequence[Job], root: Path) -> bool:
-    """Return whether one of some jobs is recorded, begun or failed in a results folder."""
-    store = open_results(root)
-    over = store.keys() | Failures(root).keys()
-    return any(job.key in over or store.checkpoint(job.key).exists() for job in made)
 
 
 def _settle(sweep: Sweep, point: Point, datasets: Datasets, root: Path) -> list[Job]:
@@ -235,17 +208,16 @@ def _optuna() -> Any:
     return optuna
 
 
-def _bounds(parameter: Range, version: int) -> tuple[float, float]:
-    """Return the smallest and the largest value that a version of the draws gives."""
-    bounds = parameter.low, parameter.high
-    return bounds if version == 1 else (parameter.rounded(bounds[0]), parameter.rounded(bounds[1]))
+def _bounds(parameter: Range) -> tuple[float, float]:
+    """Return the smallest and the largest value."""
+    return parameter.rounded(parameter.low), parameter.rounded(parameter.high)
 
 
-def _distribution(optuna: Any, parameter: Choice | Range, version: int) -> Any:
+def _distribution(optuna: Any, parameter: Choice | Range) -> Any:
     """Return a parameter as the estimator's distribution."""
     d = optuna.distributions
     if not isinstance(parameter, Range):
         return d.CategoricalDistribution(tuple(range(len(parameter.values))))
     if parameter.integer:
         return d.IntDistribution(int(parameter.low), int(parameter.high))
-    return d.FloatDistribution(*_bounds(parameter, version), log=parameter.log, step=parameter.step)
+    return d.FloatDistribution(*_bounds(parameter), log=parameter.log, step=parameter.step)

@@ -46,9 +46,9 @@ from feddg_bench.records.tuning import (
     worth,
 )
 from feddg_bench.runs.request import Datasets, Plan, Request, read_seeds, shared_out
-from feddg_bench.sweeps.definition import VERSION, Choice, Point, Range, has_steps, load_ranges
+from feddg_bench.sweeps.definition import Choice, Point, Range, load_ranges
 from feddg_bench.sweeps.jobs import Failures, Job, jobs
-from feddg_bench.sweeps.search import Search, has_any
+from feddg_bench.sweeps.search import Search
 
 SEEDS = "100-102"
 """Default seeds of tuning: the fewest that can show a significant lead; tables use small seeds."""
@@ -261,18 +261,9 @@ def open_tuning(
         space = _space(s.method, own, ranges)
         begin = [*(f"{key}={value}" for key, value in named.items()), *given]
 
-        def runs_of(points: Iterable[Point], begin: Sequence[str] = begin) -> list[tuple[Job, ...]]:
-            values = ([f"{key}={json.dumps(v)}" for key, v in point.items()] for point in points)
-            return [tuple(jobs([*begin, *pairs], datasets, root)) for pairs in values]
-
         points = trial_points(s.train.lr, space, trials)
-        if has_steps(space):  # a tuning that began with another version of the draws keeps it
-            old = trial_points(s.train.lr, space, trials, version=1)
-            only = runs_of(point for point in old if point not in points)
-            points = (
-                old if has_any([job for runs in only for job in runs], root / FOLDER) else points
-            )
-        made = runs_of(points)
+        values = ([f"{key}={json.dumps(v)}" for key, v in point.items()] for point in points)
+        made = [tuple(jobs([*begin, *pairs], datasets, root)) for pairs in values]
         if len({runs[0].key for runs in made}) < trials:
             raise SettingsError(
                 f"{s.method} has nothing left to tune in {trials} trials beside what is given: "
@@ -347,15 +338,11 @@ def _space(
 
 
 def trial_points(
-    rate: float,
-    space: Mapping[str, Choice | Range | None],
-    count: int,
-    version: int = VERSION,
+    rate: float, space: Mapping[str, Choice | Range | None], count: int
 ) -> list[Point]:
     """Return the settings of the first ``count`` trials; an empty point is the unchanged recipe.
 
-    ``rate`` is the recipe's learning rate; ``space`` holds ``train.lr`` unless it is given;
-    ``version`` is that of the draws.
+    ``rate`` is the recipe's learning rate; ``space`` holds ``train.lr`` unless it is given.
     """
     points: list[Point] = [{}]
     if _RATE in space:
@@ -364,9 +351,7 @@ def trial_points(
     for i in range(count - len(points)):
         places = [_place(i, name, base) for name, base in zip(space, cycle(_BASES), strict=False)]
         drawn = zip(space.items(), places, strict=True)
-        points.append(
-            {name: _short((p or rates).draw(place, version)) for (name, p), place in drawn}
-        )
+        points.append({name: _short((p or rates).draw(place)) for (name, p), place in drawn})
     return points[:count]
 
 
