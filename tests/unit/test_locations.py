@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from feddg_bench import cli
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.common.files import cache_dir
-from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import Resources
 from feddg_bench.data.locations import data_home, data_roots, remember_root
 from tests.helpers import refused
 
@@ -74,28 +71,6 @@ def test_home_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDDG_DATA", "~/a")
     write_settings(tmp_path / ".config/feddg-bench/settings.yaml", "data_root: ~/b\n")
     assert data_roots() == [tmp_path / "a", tmp_path / "b"]
-
-
-def test_a_folder_here_is_no_home_folder(tmp_path, monkeypatch):
-    """`Path` drops the ``./`` of ``./~name``."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("~", "~root", "~nobody9/x"):
-        monkeypatch.setenv("FEDDG_DATA", f"./{name}")
-        monkeypatch.setenv("FEDDG_CACHE", f"./{name}")
-        file = write_settings(
-            tmp_path / ".config/feddg-bench/settings.yaml", f"data_root: ./{name}\n"
-        )
-        assert data_roots() == [tmp_path / name, file.parent / name]
-        assert cache_dir() == tmp_path / name
-        for field in ("results", "data_root", "cache_dir"):
-            chosen = validate(Resources, {field: f"./{name}"})
-            assert getattr(chosen, field) == tmp_path / name
-        assert cli._kept_here(f"./{name}") == str(tmp_path / name)
-        assert cli._kept_here(f"--out=./{name}") == f"--out={tmp_path / name}"
-    for word in ("~/x", "data.split_csv=~/x", "./x", "--results=~/x", "--results=x/./~y"):
-        assert cli._kept_here(word) == word
-    with refused(SettingsError, "~nobody9/x is in the home folder of", "write ./~nobody"):
-        cache_dir(Path("~nobody9/x"))
 
 
 def test_another_settings_file_replaces_the_users(tmp_path, monkeypatch):

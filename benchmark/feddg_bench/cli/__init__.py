@@ -33,7 +33,6 @@ from feddg_bench.common.errors import (
     told,
     unknown,
 )
-from feddg_bench.common.files import kept_here
 from feddg_bench.common.limits import limit_sentence
 from feddg_bench.common.notices import Notices, tell
 from feddg_bench.common.startup import SWITCH
@@ -192,7 +191,7 @@ def _main() -> None:
             stream.reconfigure(errors="replace")
     try:
         _refuse_nothing(sys.argv[1:])
-        sys.exit(_command()([*map(_kept_here, sys.argv[1:])], standalone_mode=False))
+        sys.exit(_command()(sys.argv[1:], standalone_mode=False))
     except (FeddgError, UsageError) as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error, file=sys.stderr)
@@ -211,12 +210,6 @@ def _main() -> None:
             raise
         tell(f"feddg-bench: error: {text}")
         sys.exit(2)
-
-
-def _kept_here(word: str) -> str:
-    """Return an argument in which a path such as ``./~name`` stays below the working folder."""
-    option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
-    return f"{option}{equals}{kept_here(path)}"
 
 
 def _refuse_nothing(words: Sequence[str]) -> None:

@@ -164,10 +164,7 @@ def told(error: FeddgError) -> str:
 
 def short(value: Any) -> str:
     """Return the ``repr`` of a value, cut to 100 characters."""
-    try:
-        text = repr(value)
-    except Exception:  # such as a list that is nested too deep
-        text = f"a value of type {type(value).__name__}"
+    text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

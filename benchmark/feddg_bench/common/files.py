@@ -94,23 +94,10 @@ def expanded(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        if path.parts[0] != "~":
-            raise SettingsError(
-                f"{path} is in the home folder of a user who does not exist: write ./{path} for a "
-                f"folder of that name"
-            ) from error
         raise SettingsError(
-            f"{path} is in a home folder and there is none: set HOME, or name another folder "
+            f"{path} is in a home folder that does not exist: set HOME, or name another folder "
             f"(--cache-dir or FEDDG_CACHE, --data-root or FEDDG_DATA, FEDDG_CONFIG)"
         ) from error
-
-
-def kept_here(text: str) -> str:
-    """Return the text of a path in which a leading ``./~`` cannot be read as a home folder.
-
-    `Path` drops the ``./``.
-    """
-    return os.path.join(os.getcwd(), text[2:]) if text.startswith("./~") else text  # noqa: PTH109, PTH118
 
 
 def cache_dir(explicit: Path | None = None) -> Path:
@@ -118,8 +105,7 @@ def cache_dir(explicit: Path | None = None) -> Path:
 
     It is the one given, else ``$FEDDG_CACHE``, else ``~/.cache/feddg-bench``.
     """
-    named = kept_here(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench")
-    return expanded(explicit or Path(named))
+    return expanded(explicit or Path(os.environ.get("FEDDG_CACHE") or "~/.cache/feddg-bench"))
 
 
 def absolute(path: Path) -> Path:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.common.files import absolute, kept_here
+from feddg_bench.common.files import absolute
 from feddg_bench.config.reading import read_names
 
 MANY = 1_000_000
@@ -630,7 +630,7 @@ class Resources(Section):
     def _names_a_folder(cls, value: Any) -> Any:
         if value == "":  # as a path it would be the working folder
             raise ValueError("expected the name of a folder, not an empty text")
-        return kept_here(value) if isinstance(value, str) else value
+        return value
 
     @field_validator("logger", mode="before")
     @classmethod

@@ -9,15 +9,14 @@ from typing import Any
 import yaml
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.common.files import absolute, expanded, kept_here, write_whole
+from feddg_bench.common.files import absolute, expanded, write_whole
 from feddg_bench.config.layers import Layer, load_layer
 from feddg_bench.config.reading import read_yaml
 
 
 def settings_file() -> Path:
     """Return the user's settings file, ``$FEDDG_CONFIG`` or in ``~/.config``; it need not exist."""
-    named = os.environ.get("FEDDG_CONFIG")
-    return expanded(Path(kept_here(named or "~/.config/feddg-bench/settings.yaml")))
+    return expanded(Path(os.environ.get("FEDDG_CONFIG") or "~/.config/feddg-bench/settings.yaml"))
 
 
 def check_root(explicit: Path | None) -> None:
@@ -55,10 +54,8 @@ def data_roots(explicit: Path | None = None, dataset: str | None = None) -> list
     roots = []
     for key, folder in named.items():
         if isinstance(folder, str):
-            own = key != "$FEDDG_DATA"
-            beside = own and folder.startswith("./")  # of the file; `~` is then part of a name
-            named_folder = Path(folder) if beside else expanded(Path(kept_here(folder)))
-            roots.append(path.parent / named_folder if own else named_folder)
+            beside = path.parent if key != "$FEDDG_DATA" else Path()
+            roots.append(beside / expanded(Path(folder)))
         elif folder is not None:
             raise SettingsError(f"{key} in {path} must be a folder's name, not {folder!r}")
     return list(dict.fromkeys(roots))
