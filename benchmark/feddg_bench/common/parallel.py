@@ -111,13 +111,13 @@ def interrupts_ignored() -> Iterator[None]:
 def start_process(
     target: Callable[..., object], arguments: tuple[Any, ...], device: str
 ) -> BaseProcess:
-    """Start a process that computes on a device, ends with this one, and ignores Ctrl-C.
+    """Start a process that computes on a device, and begins with `begin_process`.
 
     A child process that runs the user's script again ends with `RAN_AGAIN`.
     """
     end_if_run_again()
-    given = target, arguments, dict(os.environ)
-    process = process_context(device).Process(target=_with_environment, args=given, daemon=True)
+    given = dict(os.environ), target, *arguments
+    process = process_context(device).Process(target=begin_process, args=given, daemon=True)
     with interrupts_ignored():
         process.start()
     return process
@@ -166,22 +166,20 @@ def prepare_processes(device: str, workers: int) -> None:
             forkserver.ensure_running()
 
 
-def _with_environment(
-    target: Callable[..., object], arguments: tuple[Any, ...], environment: dict[str, str]
+def begin_process(
+    environment: dict[str, str], then: Callable[..., object] | None = None, *arguments: Any
 ) -> None:
-    use_environment(environment)
-    target(*arguments)
+    """Begin as a worker, whose parent handles Ctrl-C and a closed terminal.
 
+    The process ends at once when its parent is gone; unfinished work is left as it is.
 
-def use_environment(environment: dict[str, str]) -> None:
-    """Take over the parent's current environment; the fork server keeps an older one."""
-    os.environ.clear()
-    os.environ.update(environment)
-    tempfile.tempdir = None  # looked up again: TMPDIR may have changed
-
-
-def end_with_parent() -> None:
-    """Let this process end at once when its parent is gone; unfinished work is left as it is."""
+    Args:
+        environment: The parent's current one; the fork server has an older one.
+        then: Called at the end.
+        arguments: Those of ``then``.
+    """
+    for number in (signal.SIGINT, HANGUP):
+        signal.signal(number, signal.SIG_IGN)
     parent = parent_process()
 
     def follow() -> None:
@@ -190,14 +188,11 @@ def end_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-
-
-def begin_in_pool(environment: dict[str, str]) -> None:
-    """Begin as a process of a pool, for which its parent handles Ctrl-C and a closed terminal."""
-    for number in (signal.SIGINT, HANGUP):
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent()
-    use_environment(environment)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # looked up again: TMPDIR may have changed
+    if then is not None:
+        then(*arguments)
 
 
 def end_pool(pool: ProcessPoolExecutor) -> list[int]:
@@ -265,7 +260,7 @@ def in_processes(
     if current_process().daemon or script_is_no_file():
         return None
     given = (dict(os.environ),)
-    pool = ProcessPoolExecutor(size, get_context("spawn"), begin_in_pool, given)
+    pool = ProcessPoolExecutor(size, get_context("spawn"), begin_process, given)
     able = False
     try:
         data = pickle.dumps(make)  # our own object for our own children

@@ -26,7 +26,7 @@ from feddg_bench.common.limits import check_open_files
 from feddg_bench.common.parallel import (
     GUARD,
     RAN_AGAIN,
-    begin_in_pool,
+    begin_process,
     end_if_run_again,
     end_pool,
     interrupts_ignored,
@@ -249,7 +249,6 @@ class FuturesExecutor(Executor):
             while True:
                 for job in islice(jobs, 2 * self.workers - len(running)):
                     running.append(_Job(encode(job)))
-                    self._submit(running, posted)
                     del job  # or its client's memory would stay while the next client trains
                 if not running:
                     return
@@ -261,21 +260,18 @@ class FuturesExecutor(Executor):
                 if left.answer is not None:
                     left.answer.cancel()
 
-    def _submit(self, running: Iterable[_Job], posted: Posted) -> None:
-        """Submit the jobs that no pool runs."""
-        for job in running:
-            while job.is_lost():
-                try:
-                    assert self._pool is not None  # noqa: S101 - it is open during a run
-                    where = (self._specs.key, self._specs.place), (posted.key, posted.place)
-                    job.answer = self._pool.submit(work, *where, job.data)
-                except (BrokenExecutor, OSError, EOFError) as error:
-                    self._mend(error)
-
     def _next(self, running: deque[_Job], posted: Posted) -> Any:
-        """Return the answer to the first of the running jobs, or raise its error."""
+        """Submit the jobs that no pool runs; return the first one's answer, or raise its error."""
+        where = (self._specs.key, self._specs.place), (posted.key, posted.place)
         while True:
-            self._submit(running, posted)
+            assert self._pool is not None  # noqa: S101 - it is open during a run
+            try:
+                for job in running:
+                    if job.is_lost():
+                        job.answer = self._pool.submit(work, *where, job.data)
+            except (BrokenExecutor, OSError, EOFError) as error:
+                self._mend(error)
+                continue
             answer = running[0].answer
             assert answer is not None  # noqa: S101 - it was submitted
             try:
@@ -349,8 +345,8 @@ class ProcessExecutor(FuturesExecutor):
             ) from error
         for number in range(self.workers):
             numbers.put(number)
-        own = numbers, dict(os.environ)
-        pool = ProcessPoolExecutor(self.workers, context, _begin, own)
+        begin = dict(os.environ), _begin, numbers
+        pool = ProcessPoolExecutor(self.workers, context, begin_process, begin)
         with interrupts_ignored():  # by the processes, one of which starts at each call
             for _ in self._places:
                 pool.submit(os.getpid)
@@ -444,10 +440,9 @@ class WorkerEnd:
 _end: WorkerEnd
 
 
-def _begin(numbers: Any, environment: dict[str, str]) -> None:
+def _begin(numbers: Any) -> None:
     """Begin as a process of a `ProcessExecutor`."""
     global _end
-    begin_in_pool(environment)
     _end = WorkerEnd(numbers.get())
 
 

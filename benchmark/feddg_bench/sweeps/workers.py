@@ -23,7 +23,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from feddg_bench.common.errors import (
-    HANGUP,
     DataError,
     FeddgError,
     RunInterruptedError,
@@ -31,7 +30,7 @@ from feddg_bench.common.errors import (
     in_a_line,
     told,
 )
-from feddg_bench.common.parallel import end_processes, end_with_parent, start_process
+from feddg_bench.common.parallel import end_processes, start_process
 from feddg_bench.common.terminal import say
 from feddg_bench.common.titles import counted
 from feddg_bench.config.schema import Resources
@@ -262,11 +261,7 @@ def work_in_processes(copy: Copy, places: Sequence[str], tell: Tell) -> None:
 
 def _serve(pipe: connection.Connection, copy: Copy) -> None:
     """Run as a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
-    for number in (signal.SIGTERM, HANGUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-    end_with_parent()
+    signal.signal(signal.SIGTERM, _interrupt)
     one_at_a_time = threading.Lock()  # W&B's messages come in a thread of their own
 
     def tell(*event: object) -> None:
