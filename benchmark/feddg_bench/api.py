@@ -99,7 +99,7 @@ def run(
         if not isinstance(switch, bool):
             raise SettingsError(f"{name}: {switch!r} cannot be read; expected True or False")
     kept = read_names("model to keep", keep, KEEP)
-    from feddg_bench.tracking.loggers import Loggers, check_own
+    from feddg_bench.tracking.loggers import check_own, trackers
 
     loggers = [logger] if isinstance(logger, str) or not isinstance(logger, Iterable) else logger
     named = ",".join(one for one in loggers if isinstance(one, str)) or None
@@ -136,13 +136,11 @@ def run(
 
     from feddg_bench.cli.display import ConsoleReport
     from feddg_bench.runs.driver import execute_all
-    from feddg_bench.tracking.tracker import Tracker
 
     with ExitStack() as stack:
         shown = [] if quiet else [stack.enter_context(ConsoleReport(len(plans)))]
         say = shown[0].say if shown else logging.getLogger(__name__).warning
-        tracker = stack.enter_context(Tracker(where, say))
-        looking = (*shown, tracker, Loggers(where, say, own), *looking_on)
+        looking = (*shown, *trackers(where, say, own), *looking_on)
         return list(execute_all(plans, where, *looking, keep=kept, again=again))
 
 

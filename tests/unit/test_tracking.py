@@ -149,13 +149,12 @@ class World:
         """Call the tracker as a run does."""
         ResultsStore(self.folder / "results").save(record)
         rounds, record = record.rounds, record.model_copy(update={"rounds": []})
-        with tracker:
-            run = SimpleNamespace(plan=PLAN, record=record)
-            tracker.begin(run)
-            for number in rounds:
-                record.rounds.append(number)
-                tracker.round(run, SimpleNamespace(round=number))
-            tracker.end(run)
+        run = SimpleNamespace(plan=PLAN, record=record)
+        tracker.begin(run)
+        for number in rounds:
+            record.rounds.append(number)
+            tracker.round(run, SimpleNamespace(round=number))
+        tracker.end(run)
 
 
 @pytest.fixture
@@ -263,10 +262,9 @@ def test_a_run_is_told_in_order(world: World, record: RunRecord) -> None:
 
 
 def test_a_run_that_goes_on_is_told_from_its_first_round(world: World, record: RunRecord) -> None:
-    with world.tracker() as tracker:
-        run = SimpleNamespace(plan=PLAN, record=record)
-        tracker.begin(run)
-        tracker.end(run)
+    tracker, run = world.tracker(), SimpleNamespace(plan=PLAN, record=record)
+    tracker.begin(run)
+    tracker.end(run)
     assert [call["step"] for call in world.did("log")] == [1, 2, 3]
 
 
@@ -346,9 +344,10 @@ def test_online_that_is_not_possible_is_offline_from_then_on(
 
 
 def test_a_missing_key_is_said_before_training_begins(world: World, record: RunRecord) -> None:
-    with world.tracker("online") as tracker:
-        tracker.begin(SimpleNamespace(plan=PLAN, record=record))
-        assert "no API key is configured" in world.said[0]
+    tracker, run = world.tracker("online"), SimpleNamespace(plan=PLAN, record=record)
+    tracker.begin(run)
+    assert "no API key is configured" in world.said[0]
+    tracker.stopped(run)
 
 
 @pytest.mark.parametrize(
@@ -357,13 +356,12 @@ def test_a_missing_key_is_said_before_training_begins(world: World, record: RunR
 def test_a_run_that_stops_is_ended_as_such(
     world: World, record: RunRecord, error: BaseException, code: int
 ) -> None:
-    def stopped() -> None:
-        with world.tracker() as tracker:
-            tracker.begin(SimpleNamespace(plan=PLAN, record=record))
-            raise error
-
-    with pytest.raises(type(error)):
-        stopped()
+    tracker, run = world.tracker(), SimpleNamespace(plan=PLAN, record=record)
+    tracker.begin(run)
+    try:
+        raise error
+    except type(error):
+        tracker.stopped(run)
     (finish,) = world.did("finish")
     assert finish["exit_code"] == code
     assert not world.did("artifact")

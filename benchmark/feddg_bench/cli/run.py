@@ -222,8 +222,7 @@ def _run_all(
     from feddg_bench.analysis.tables.summary import compared, summary, summary_json
     from feddg_bench.cli.display import ConsoleReport, print_grid
     from feddg_bench.runs.driver import execute_all
-    from feddg_bench.tracking.loggers import Loggers
-    from feddg_bench.tracking.tracker import Tracker
+    from feddg_bench.tracking.loggers import trackers
 
     store = open_results(resources.results)
     records: list[RunRecord] = []
@@ -235,8 +234,8 @@ def _run_all(
             yield plan
 
     try:
-        with ConsoleReport(len(plans)) as report, Tracker(resources, report.say) as tracker:
-            observers = (report, tracker, Loggers(resources, report.say))
+        with ConsoleReport(len(plans)) as report:
+            observers = (report, *trackers(resources, report.say))
             records += execute_all(each(), resources, *observers, keep=keep, again=again)
     except RunInterruptedError as stop:
         key = (begun or plans[:1])[-1].key

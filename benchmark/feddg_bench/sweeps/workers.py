@@ -40,8 +40,7 @@ from feddg_bench.runs.request import Datasets, Plan
 from feddg_bench.sweeps.jobs import Failures, Job
 from feddg_bench.sweeps.leases import Lease, Leases
 from feddg_bench.sweeps.search import Search
-from feddg_bench.tracking.loggers import Loggers
-from feddg_bench.tracking.tracker import Tracker
+from feddg_bench.tracking.loggers import trackers
 
 if TYPE_CHECKING:
     from submitit import Executor
@@ -86,8 +85,7 @@ class SweepWorker:
         self.executor = SerialExecutor()
         self.datasets = Datasets(resources.data_root)
         say: Callable[[str], None] = lambda text: tell("say", self.key, text)  # noqa: E731
-        self.tracker = Tracker(resources, say)
-        self.loggers = Loggers(resources, say)
+        self.trackers = trackers(resources, say)
         self.key = ""
         self._data = RunData(resources.cache_dir)
 
@@ -133,9 +131,8 @@ class SweepWorker:
         self.key = job.key
         try:
             plan = self._plan(job)
-            observers = (_Report(job.key, lease, self.tell), self.tracker, self.loggers)
-            with self.tracker:
-                execute(plan, self._data, self.executor, self.resources, *observers)
+            observers = (_Report(job.key, lease, self.tell), *self.trackers)
+            execute(plan, self._data, self.executor, self.resources, *observers)
         except Exception as error:  # saved, and the other runs continue
             if isinstance(error, FeddgError):
                 self._fail(job, told(error))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from feddg_bench.common.errors import SettingsError, in_a_line
 from feddg_bench.config.schema import Resources
 from feddg_bench.records.store import open_results
 from feddg_bench.runs.observer import Observer
-from feddg_bench.tracking.tracker import config, metrics, run_title
+from feddg_bench.tracking.tracker import Tracker, config, metrics, run_title
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -29,88 +31,85 @@ Make = Callable[[Path, "RunRecord"], "Logger"]
 """Returns a new logger for a run, given the folder of its kind of log."""
 
 
-class Loggers(Observer):
-    """An observer that passes settings and the metrics of each round to Lightning's loggers.
-
-    The log of a run is in ``logs/KIND/KEY`` of the results folder. The log of a resumed run is
-    written again from its first round. Loggers run in this process, so training waits for them. A
-    logger that raises is left out from then on.
+def trackers(
+    resources: Resources, say: Callable[[str], None], own: Iterable[Logger] = ()
+) -> list[Observer]:
+    """Return the observers that track runs, W&B's and one for each other logger.
 
     Args:
-        resources: Names of loggers, and the results folder.
-        say: Called with one sentence about each logger that fails.
+        resources: Mode of W&B, names of loggers, and the results folder.
+        say: Called with one sentence about each that fails.
         own: Loggers of the user. Each holds one run.
+
+    Raises:
+        SettingsError: If W&B is requested and not installed.
     """
-
-    def __init__(
-        self, resources: Resources, say: Callable[[str], None], own: Iterable[Logger] = ()
-    ) -> None:
-        self.folder = open_results(resources.results).root.absolute() / "logs"
-        self._say = say
-        self._logs = [_Log(kind, _MAKERS[kind]) for kind in resources.logger]
-        self._logs += [_Log(type(one).__name__, lambda *_, one=one: one) for one in own]
-
-    def begin(self, run: Run) -> None:
-        """Open a log for the run, with its settings and the rounds that are already finished."""
-        record = run.record
-        assert record is not None  # noqa: S101 - only recorded runs are logged
-        if self._logs:
-            from lightning.fabric.utilities.rank_zero import rank_zero_only
-
-            vars(rank_zero_only)["rank"] = 0  # Slurm may set another, for which loggers do nothing
-
-        def open_log(log: _Log) -> None:
-            log.logger = log.make(self.folder / log.kind, record)
-            log.logger.log_hyperparams(config(run.plan))
-            for entry in record.rounds:
-                log.logger.log_metrics(metrics(entry), entry.round)
-
-        self._each(open_log)
-
-    def round(self, run: Run, result: RoundResult) -> None:
-        """Log the round that was last added to the record."""
-        if result.round and run.record is not None:
-            entry = run.record.rounds[-1]
-            self._each(lambda log: log.opened.log_metrics(metrics(entry), entry.round))
-
-    def end(self, run: Run) -> None:
-        """Close the logs of a finished run."""
-        self._close("success")
-
-    def stopped(self, run: Run) -> None:
-        """Close the logs of a run that fails or is stopped."""
-        self._close("failed")
-
-    def _close(self, status: str) -> None:
-        def close(log: _Log) -> None:
-            logger, log.logger = log.logger, None
-            if logger is not None:  # an error may precede `begin`
-                logger.finalize(status)
-
-        self._each(close)
-
-    def _each(self, do: Callable[[_Log], object]) -> None:
-        for log in [*self._logs]:
-            try:
-                do(log)
-            except Exception as error:
-                self._logs.remove(log)
-                self._say(
-                    f"the logger {log.kind} failed, and training goes on without it: "
-                    f"{in_a_line(error)}"
-                )
+    folder = open_results(resources.results).root.absolute() / "logs"
+    found: list[Observer] = [Tracker(resources, say)]
+    found += [Log(kind, partial(_MAKERS[kind], folder / kind), say) for kind in resources.logger]
+    return found + [Log(type(one).__name__, lambda _, one=one: one, say) for one in own]
 
 
 @dataclass(eq=False)
-class _Log:
+class Log(Observer):
+    """An observer that passes settings and the metrics of each round to one of Lightning's loggers.
+
+    The log of a run is in ``logs/KIND/KEY`` of the results folder. The log of a resumed run is
+    written again from its first round. The logger runs in this process, so training waits for it.
+    If it raises, ``say`` is called with one sentence that names its ``kind``, and it is left out
+    from then on.
+    """
+
     kind: str
-    make: Make
+    make: Callable[[RunRecord], Logger]
+    say: Callable[[str], None]
+    failed: bool = False
     logger: Logger | None = None
 
-    @property
-    def opened(self) -> Logger:
-        assert self.logger is not None  # noqa: S101 - a logger whose `begin` failed is left out
-        return self.logger
+    def begin(self, run: Run) -> None:
+        """Open a log for the run, with its settings and the rounds that are already finished."""
+        from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+        vars(rank_zero_only)["rank"] = 0  # Slurm may set another, for which loggers do nothing
+        record = run.record
+        assert record is not None  # noqa: S101 - only recorded runs are logged
+        if self.failed:
+            return
+        with self._watched():
+            self.logger = self.make(record)
+            self.logger.log_hyperparams(config(run.plan))
+            for entry in record.rounds:
+                self.logger.log_metrics(metrics(entry), entry.round)
+
+    def round(self, run: Run, result: RoundResult) -> None:
+        """Log the round that was last added to the record."""
+        if result.round and run.record is not None and self.logger is not None:
+            entry = run.record.rounds[-1]
+            with self._watched():
+                self.logger.log_metrics(metrics(entry), entry.round)
+
+    def end(self, run: Run) -> None:
+        """Close the log of a finished run."""
+        self._close("success")
+
+    def stopped(self, run: Run) -> None:
+        """Close the log of a run that fails or is stopped."""
+        self._close("failed")
+
+    def _close(self, status: str) -> None:
+        logger, self.logger = self.logger, None
+        if logger is not None:  # an error may precede `begin`
+            with self._watched():
+                logger.finalize(status)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.failed, self.logger = True, None
+            why = in_a_line(error)
+            self.say(f"the logger {self.kind} failed, and training goes on without it: {why}")
 
 
 def check_own(given: Any) -> Logger:

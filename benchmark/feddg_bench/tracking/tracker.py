@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import feddg_bench
 from feddg_bench.common.errors import RunInterruptedError, SettingsError
@@ -43,7 +43,7 @@ _GRACE = 10.0
 
 
 class Tracker(Observer):
-    """An observer that reports to W&B; as a context manager it closes W&B if runs fail or stop.
+    """An observer that reports to W&B.
 
     A run's W&B id is its run key, so a resumed run stays the same W&B run. W&B ignores rounds that
     it already knows; since results are reproducible, nothing is lost. Under ``wandb agent`` the
@@ -76,16 +76,6 @@ class Tracker(Observer):
                     f"pip install wandb, or leave --wandb out"
                 )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _kind: object, error: object, _traceback: object) -> None:
-        if self._process is not None:
-            stopped = isinstance(error, RunInterruptedError)
-            code = 128 + error.signal_number if isinstance(error, RunInterruptedError) else 1
-            self._process.send({"summary": {}, "record": None, "exit_code": code})
-            self._close(_GRACE if stopped else FINISH + MARGIN)
-
     def already(self, plan: Plan, record: RunRecord) -> None:
         """Report a recorded run if W&B's agent requested it: its sweep waits for the results."""
         if self.in_sweep:
@@ -107,6 +97,15 @@ class Tracker(Observer):
         """Send the summary and the record, and wait for W&B with a time limit."""
         if run.record is not None:
             self._end(run.record)
+
+    def stopped(self, run: Run) -> None:
+        """Let W&B know that the run fails or is stopped, and wait with a time limit."""
+        if self._process is not None:
+            why = sys.exception()
+            signal = why.signal_number if isinstance(why, RunInterruptedError) else None
+            code = 1 if signal is None else 128 + signal
+            self._process.send({"summary": {}, "record": None, "exit_code": code})
+            self._close(FINISH + MARGIN if signal is None else _GRACE)
 
     def _begin(self, plan: Plan, record: RunRecord) -> None:
         if self.mode == "off":
