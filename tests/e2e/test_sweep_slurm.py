@@ -19,11 +19,14 @@ from tests.e2e.test_sweep import write
 submitit = pytest.importorskip("submitit")
 SLURM = ("--engine", "slurm", "--jobs", "64", "--gpus-per-job", "1", "--time", "1-12:00:00")
 MORE = ("--partition", "gpu", "--threads", "3", "--slurm", "mem=16G", "--slurm", "exclusive")
+OWN = ("setup=module load cuda", "setup=date", "srun_args=--mpi=none", "stderr_to_stdout")
+"""Parameters of submitit."""
 
 
 def test_a_dry_run_shows_the_runs_and_the_script(feddg, tmp_path):
     file = write(tmp_path / "s.yaml", {"seed": {"values": [0, 1]}})
-    done = feddg("sweep", file, *SLURM, *MORE, "--dry-run")
+    own = (word for option in OWN for word in ("--slurm", option))
+    done = feddg("sweep", file, *SLURM, *MORE, *own, "--dry-run")
     assert done.code == 0, done.err
     assert "2 runs: 2 pending" in done.out
     flags = {line.split(" ", 1)[1] for line in done.out.splitlines() if line.startswith("#SBATCH")}
@@ -38,6 +41,10 @@ def test_a_dry_run_shows_the_runs_and_the_script(feddg, tmp_path):
         "--requeue",
         "--signal=USR2@120",
     }
+    assert "\nmodule load cuda\ndate\n" in done.out
+    assert "\nsrun --unbuffered" in done.out
+    assert " --mpi=none " in done.out
+    assert "--error=" not in done.out
     assert f"{tmp_path}/runs/slurm" in done.out
     assert not (tmp_path / "runs").exists()
 

@@ -95,7 +95,7 @@ class Slurm:
             WHERE,
             rare=True,
             metavar="KEY[=VALUE]",
-            help="another option of sbatch, such as mem=16G; repeatable",
+            help="another option of sbatch or submitit, such as mem=16G; repeatable",
         ),
     ] = None
 

@@ -54,6 +54,9 @@ NOTICE = 120
 """Seconds before its time limit at which a job releases its run."""
 AGAIN = 1000
 """Maximum number of times that a job is queued again after a notice."""
+_LISTS = ("setup", "teardown", "srun_args")
+_SWITCHES = ("use_srun", "stderr_to_stdout")
+"""Parameters of submitit that are no options of ``sbatch``."""
 POLL = 2.0
 """Seconds between two checks of runs that other workers compute."""
 
@@ -323,10 +326,18 @@ def slurm_parameters(
         gpus: GPUs of each job.
         time: Time limit of each job in Slurm's format, such as ``D-HH:MM:SS``.
         partition: Slurm's partition; ``None`` for the cluster's default.
-        options: Other options of ``sbatch``, ``KEY`` or ``KEY=VALUE``.
+        options: Other options of ``sbatch`` or parameters of submitit, ``KEY`` or ``KEY=VALUE``;
+            those of `_LISTS` can be repeated.
     """
-    parts = (option.partition("=") for option in options)
-    others = {key: value if sign else True for key, sign, value in parts}
+    others: dict[str, str | bool] = {}
+    own: dict[str, Any] = {}
+    for key, sign, value in (option.partition("=") for option in options):
+        if key in _LISTS:
+            own.setdefault(key, []).append(value)
+        elif key in _SWITCHES:
+            own[key] = value != "false"
+        else:
+            others[key] = value if sign else True
     return {
         "job_name": "feddg-bench",
         "partition": partition,
@@ -338,6 +349,7 @@ def slurm_parameters(
         "wckey": None,
         # submitit's own time is a number of minutes, by which it counts time limits: see `AGAIN`.
         "additional_parameters": {"requeue": True, "time": time, **others},
+        **own,
     }
 
 
