@@ -108,6 +108,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("run --wandb on", "'on'", "'offline'"),
     ("run --wandb ''", "wandb"),
     ("run --wandb-project ''", "wandb-project"),
+    ("run --wandb-project mine", "give --wandb offline or online with it"),
     ("run --dry-run --results ''", "nothing after --results: give a"),
     ("run --dry-run --results=", "nothing after --results: give a"),
     ("run --dry-run --data-root ''", "nothing after --data-root: give a"),

@@ -138,7 +138,8 @@ class World:
         monkeypatch.delenv("WANDB_SWEEP_ID", raising=False)
 
     def tracker(self, mode: str = "offline") -> Tracker:
-        where = {"wandb": mode, "results": self.folder / "results", "wandb_project": "mine"}
+        where = {"wandb": mode, "results": self.folder / "results"}
+        where |= {"wandb_project": "mine"} if mode != "off" else {}
         return Tracker(Resources.model_validate(where), self.said.append)
 
     def did(self, *moments: str) -> list[dict[str, Any]]:

@@ -653,7 +653,9 @@ class Resources(Section):
         return value if value is None else absolute(value)  # client code may change the folder
 
     @model_validator(mode="after")
-    def _address_is_used(self) -> Resources:
+    def _names_are_used(self) -> Resources:
+        if self.wandb_project != "feddg-bench" and self.wandb == "off":
+            raise ValueError("--wandb-project is for W&B: give --wandb offline or online with it")
         if self.address is not None and self.engine != "ray":
             raise ValueError("--address names a Ray cluster: give --engine ray with it")
         if self.address not in (None, "auto") and not re.fullmatch(r".+:\d{1,5}", self.address):
