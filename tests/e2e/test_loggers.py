@@ -197,6 +197,7 @@ def test_loggers_that_are_refused(made: Run, words: dict[str, Any], parts: tuple
         ("wandb", ("--wandb offline",)),
         ("tensorboard", ("package tensorboard", "pip install 'feddg-bench[tensorboard]'")),
         ("csv,mlflow", ("package mlflow", "pip install 'feddg-bench[mlflow]'")),
+        ("mlflow --logger csv", ("package mlflow",)),
     ],
 )
 def test_options_that_are_refused(
@@ -210,4 +211,4 @@ def test_options_that_are_refused(
     find_spec = schema.find_spec
     monkeypatch.setattr(schema, "find_spec", find)
     for command in ("run", "sweep ltdo"):
-        one_sentence(feddg(*command.split(), "--logger", words), *parts)
+        one_sentence(feddg(*command.split(), "--logger", *words.split()), *parts)

@@ -99,6 +99,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("run --device cuda:99", "cuda:99", "cpu"),
     *((f"run --device {x}", "device") for x in ("''", "cuda:0,", f"cuda:{LONG}", "cpu:x", "meta")),
     *((f"run --workers {x}", "workers") for x in ("-1", "x", "100000", str(10**30))),
+    ("run --workers two", "--workers 'two' is not valid: input should be a valid integer; see"),
     *((f"run --threads {x}", "threads") for x in ("0", "-1", "x", "100000")),
     *((f"run --checkpoint-every {x}", "checkpoint") for x in ("0", "-1", "x", str(10**30))),
     *((f"run --keep {x}", "keep") for x in ("first", "'last;best'")),

@@ -30,6 +30,7 @@ from feddg_bench.common.errors import (
     FeddgError,
     RunInterruptedError,
     SettingsError,
+    short,
     told,
     unknown,
 )
@@ -240,6 +241,10 @@ def _wrong_usage(error: Any) -> str:
         sentence = unknown("command", name[1], commands)
     else:
         sentence = error.format_message().strip().rstrip(".")
+        if errors := getattr(error.__cause__, "errors", None):  # Pydantic read the value
+            first = errors()[0]
+            expected = first["msg"].partition(",")[0].lower()
+            sentence = f"{error.param.opts[0]} {short(first['input'])} is not valid: {expected}"
         sentence = sentence[:1].lower() + sentence[1:]
     see = f"see `{context.command_path} --help`" if context else "see --help"
     return f"{sentence} {see.capitalize()}" if sentence[-1] == "?" else f"{sentence}; {see}"

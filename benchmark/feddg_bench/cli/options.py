@@ -205,11 +205,11 @@ Filters = Annotated[
     ),
 ]
 Logger = Annotated[
-    str | None,
+    list[str] | None,
     option(
         OUTPUT,
         metavar="NAMES",
-        help="csv, tensorboard, mlflow; comma-separated",
+        help="csv, tensorboard, mlflow; comma-separated or repeated",
         autocompletion=complete.choices("csv", "tensorboard", "mlflow", several=True),
     ),
 ]

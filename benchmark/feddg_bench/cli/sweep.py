@@ -135,7 +135,10 @@ class SweepCommand(Slurm, SweepRecording):
         resources = self.resources()
         array = Slurm(self.jobs, self.gpus_per_job, self.time, self.partition, self.slurm)
         if resources.engine != "slurm" and array != Slurm():
-            raise SettingsError("--jobs and what goes with it ask Slurm: give --engine slurm, too")
+            raise SettingsError(
+                "--jobs, --gpus-per-job, --time, --partition and --slurm are for jobs of Slurm: "
+                "give --engine slurm with them"
+            )
         sweep = load_sweep(self.file, self.pairs or ())
 
         from feddg_bench.sweeps.search import open_search

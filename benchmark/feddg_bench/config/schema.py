@@ -635,9 +635,10 @@ class Resources(Section):
     @field_validator("logger", mode="before")
     @classmethod
     def _loggers_are_installed(cls, value: Any) -> list[str]:
-        if isinstance(value, str) and "wandb" in value:
+        text = value if isinstance(value, str) else ",".join(value or ())
+        if "wandb" in text:
             raise SettingsError("W&B has an option of its own: give --wandb offline or online")
-        names = [] if value is None else read_names("logger", value, LOGGERS)
+        names = read_names("logger", text, LOGGERS) if text else []
         for name in names:
             spec = find_spec(LOGGERS[name])
             if spec is None or spec.origin is None:  # no origin: a folder of logs

@@ -47,7 +47,7 @@ def trackers(
     folder = open_results(resources.results).root.absolute() / "logs"
     found: list[Observer] = [Tracker(resources, say)]
     found += [Log(kind, partial(_MAKERS[kind], folder / kind), say) for kind in resources.logger]
-    return found + [Log(type(one).__name__, lambda _, one=one: one, say) for one in own]
+    return found + [Log(type(one).__name__, lambda *_, one=one: one, say) for one in own]
 
 
 @dataclass(eq=False)
