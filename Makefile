@@ -9,7 +9,7 @@ PORTABLE := $(shell grep -qs '^flags.* avx2 ' /proc/cpuinfo && grep -qs '^flags.
 
 demo: .venv/installed  ## PARDON on the embedded digits, four scenarios, one table
 	$(BIN)/feddg-bench run --method pardon --protocol ltdo --results demo $(PORTABLE)
-	@$(if $(PORTABLE),,echo 'This CPU is no x86-64 with AVX2: numbers differ from those of the README in the last digits.')
+	@$(if $(PORTABLE),,echo 'This CPU is no x86-64 with AVX2: its numbers differ from those of the documentation.')
 	@echo
 	@echo 'Next, in this shell:'
 	@echo '  source .venv/bin/activate'
@@ -58,7 +58,7 @@ check: .venv/developed  ## lint and types
 bench: .venv/developed  ## costs: writes results/benchmarks.md, less than half an hour
 	$(BIN)/python -m tests.benchmarks --anew
 
-gpu: .venv/developed  ## the same for a GPU: its section of results/benchmarks.md, ten minutes
+gpu: .venv/developed  ## the same for a GPU: its section of results/benchmarks.md, eight minutes
 	$(BIN)/python -m tests.benchmarks.gpu
 
 peers: .peers/installed  ## pfl-research and Flower in a separate folder; `make bench` measures them if installed

@@ -123,7 +123,7 @@ every setup; [claims](../results/claims.md) test the statements of papers.
 
 The head of a column sorts the table. The name of a method leads to the keys of the runs behind its
 numbers, and to commands that repeat them. Records of others are welcome: [how to submit
-them](../../howto/submit.md).
+them](../../submit.md).
 
 """
     for track, found in tracks:
