@@ -47,7 +47,7 @@ def _method(name: str) -> str:
     folders = [shipped("results")]
     text += cards.protection_text(method)
     text += "".join(extension.card(name, method, folders) for extension in extensions())
-    return text + cards.results_text(name, folders)
+    return f"{text}{cards.results_text(name, folders)}\n[All methods](index.md)\n"
 
 
 def _list_of_methods(names: list[str]) -> str:
@@ -65,7 +65,8 @@ def _dataset(facts: dict[str, object]) -> str:
         for key, value in facts.items()
         if key not in ("about", "title") and _text(value)
     ]
-    text = f"# {facts['title']}\n\n{facts['about']}\n\n{table(('fact', ''), iter(rows))}"
+    text = f"# {facts['title']}\n\n{facts['about']}\n\n{table(('fact', ''), iter(rows))}\n"
+    text += "[All data sets](index.md)\n"
     own = load_dataset(str(facts["name"])).Settings
     if settings := [(key, _declared(field)) for key, field in dotted_fields(own, "world.")]:
         lines = ((f"`{k}`", s.accepts, f"`{_value(s.default)}`", s.meaning) for k, s in settings)
