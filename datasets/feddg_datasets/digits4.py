@@ -29,12 +29,9 @@ class Digits4(DomainDataset):
     """The digits of scikit-learn (Alpaydin and Kaynak, UCI 1998), 8 x 8 grey, drawn in four styles.
 
     1,797 images of 32 x 32 pixels, RGB, ten classes; CC BY 4.0. Every digit is in one domain, and
-    every domain has a quarter of each class:
-
-    - ``ink``: small slanted writing in uneven ink on stained paper;
-    - ``poster``: a large flat shape on a pattern, which is lighter or darker than the shape;
-    - ``outline``: a pencil line around the stroke, on ruled paper;
-    - ``chalk``: soft and patchy pastel chalk on a dark board.
+    every domain has a quarter of each class. Ink is small slanted writing in uneven ink on stained
+    paper; poster, a large flat shape on a pattern that is lighter or darker; outline, a pencil line
+    around the stroke, on ruled paper; chalk, soft and patchy pastel chalk on a dark board.
 
     Every machine draws the same pixels: each digit has its own uniform stream of PCG64, and IEEE
     754 defines all operations to the last bit; their order is fixed.

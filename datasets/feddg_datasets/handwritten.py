@@ -106,13 +106,12 @@ def decoded(name: str, path: Path) -> bytes:
 class Handwritten(ArrayDataset):
     """Handwritten digits of four collections, 14,213 grey images, bright on dark.
 
-    - ``mnist``: the first 5,000 training images of MNIST (LeCun et al., 1998), 28 x 28 pixels with
-      a wide margin;
-    - ``optdigits``: Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, UCI 1998),
-      5,620 images of 8 x 8 pixels with 17 levels, training part first;
-    - ``semeion``: Semeion Handwritten Digit (Buscema, UCI 1994), 1,593 binary images of 16 x 16;
-    - ``mfeat``: pixel averages of Multiple Features (Duin, UCI 1998), 2,000 images of 15 x 16 with
-      7 levels, of which six repeat others.
+    The collections are mnist, the first 5,000 training images of MNIST (LeCun et al., 1998), 28 x
+    28 pixels with a wide margin; optdigits, Optical Recognition of Handwritten Digits (Alpaydin and
+    Kaynak, UCI 1998), 5,620 images of 8 x 8 pixels with 17 levels, training part first; semeion,
+    Semeion Handwritten Digit (Buscema, UCI 1994), 1,593 binary images of 16 x 16; and mfeat, pixel
+    averages of Multiple Features (Duin, UCI 1998), 2,000 images of 15 x 16 with 7 levels, of which
+    six repeat others.
 
     The test part of optdigits contains the 1,797 digits that Digits4 draws: results on these two
     data sets are not independent. Other copies number classes otherwise: on OpenML, class k of

@@ -106,7 +106,7 @@ Pairs = Annotated[
     ),
 ]
 Rounds = Annotated[int | None, option(SETUP, metavar="N", help="rounds of a run")]
-Clients = Annotated[int | None, option(SETUP, metavar="N", help="all clients")]
+Clients = Annotated[int | None, option(SETUP, metavar="N", help="clients in total")]
 PerRound = Annotated[
     int | None, option(SETUP, metavar="K", help="clients that are sampled each round")
 ]

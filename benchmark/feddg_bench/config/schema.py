@@ -608,15 +608,18 @@ class Resources(Section):
     """Processes that train clients, spread over the GPUs in turn: 1 trains in the main process,
     0 is one per core or one per GPU."""
     threads: int = Field(1, ge=1, le=1024)
-    """CPU threads of each worker; of settings here, only it and ``device`` affect the last bits."""
+    """CPU threads of each worker. Of these settings, only ``threads`` and ``device`` affect the
+    last bits."""
     engine: Literal["processes", "ray", "slurm"] = "processes"
     """Workers: processes on this machine, a Ray cluster, or (for sweeps) Slurm jobs."""
     address: str | None = None
     """Address of the Ray cluster, ``HOST:PORT`` or ``auto``; null starts one for the command."""
     data_root: Path | None = None
+    """Folder of the data set's images; default that of ``data path``, or ``$FEDDG_DATA``."""
     cache_dir: Path | None = None
     """Folder of decoded images; default ``$FEDDG_CACHE`` or ``~/.cache/feddg-bench``."""
     results: Path = Field(default_factory=lambda: absolute(Path("runs")))
+    """Folder of records and checkpoints; default ``runs``."""
     checkpoint_every: int | None = Field(None, ge=1, le=MANY)
     """Rounds between checkpoints; null writes one at most every 30 seconds."""
     logger: tuple[str, ...] = ()
@@ -624,6 +627,7 @@ class Resources(Section):
     wandb: Literal["off", "offline", "online"] = "off"
     """Whether runs are tracked by W&B (see `feddg_bench.tracking.tracker`)."""
     wandb_project: str = Field("feddg-bench", min_length=1)
+    """Name of the W&B project."""
 
     @field_validator("results", "data_root", "cache_dir", mode="before")
     @classmethod
