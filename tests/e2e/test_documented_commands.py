@@ -24,6 +24,7 @@ from feddg_bench.common.errors import RunInterruptedError
 from feddg_bench.config.layers import dotted_fields
 from feddg_bench.config.reading import read_yaml
 from tests import pages
+from tests.environment import Environment
 from tests.fabricate import fabricate
 from tests.pages import ROOT
 
@@ -44,24 +45,19 @@ STOPPED = {
 """Long commands and downloads without a dry run -> where they stop, after all checks."""
 
 PARSED = (
-    "tables --against",
     "data check pacs",
     "data encode",
     "run --dataset pacs --recipe features",
     "run --method pardon --dataset pacs --recipe pardon-cached",
     "run --method pardon,fedavg,ccst --recipe converged --tuned",
     "predict KEY IMAGES --encoder",
-    "data check shapes",
-    "run --dataset shapes",
     "data check officehome",
     "data sign officehome",
     "data prepare pacs",
     "data show pacs",
     "run --methods all --dataset pacs --recipe laptop --tuned",
     "run --dataset planted_tint --method ccst",
-    "run --method fedavg,fedprox --num-seeds 3 --portable",
     "run --method fedavg,pardon --scenario chalk --portable",
-    "run --method fedavg --scenario ip-o-c --rounds 3 --portable",
     "sweep strength",
     "figures strength",
 )
@@ -118,7 +114,7 @@ def code_spans(text: str) -> Iterator[str]:
 def shown_commands(text: str) -> Iterator[list[str]]:
     """Yield every command that a page shows, including commands quoted inside others."""
     ours = cli.helps()
-    blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.M | re.S)
+    blocks = console_blocks(text)
     blocks += [line.replace(",", " ") for line in re.findall(r"\[(feddg-bench, .*)\]", text)]
     for span in code_spans(text):
         first, _, rest = span.partition(" ")
@@ -133,10 +129,31 @@ def shown_commands(text: str) -> Iterator[list[str]]:
                 yield from (w.split() for w in words if w.startswith("feddg-bench "))
 
 
+FOLLOWED = ("docs/start.md", "docs/submit.md", *(
+    f"docs/tutorials/{name}.md" for name in ("datasets", "images", "methods")
+))  # fmt: skip
+"""Pages that show what each command prints, in the order in which a reader calls them."""
+
+
+def console_blocks(text: str) -> list[str]:
+    """Return the commands of a page that stand on lines of their own."""
+    return re.findall(r"^```console\n(.*?)^```", text, flags=re.M | re.S)
+
+
+CALLED = {
+    tuple(words)
+    for page in FOLLOWED
+    for block in console_blocks(TEXTS[page])
+    for words in shell_commands(block)
+}
+"""Commands that `test_a_reader_sees_the_shown_outputs` calls."""
+
 FIRST: dict[tuple[str, ...], str] = {}
 """Command, without ``--dry-run``, -> the first page that shows it."""
 for _page, _text in TEXTS.items():
     for _words in shown_commands(_text):
+        if tuple(_words) in CALLED and _words[0] == "feddg-bench":
+            continue
         FIRST.setdefault(tuple(word for word in _words if word != "--dry-run"), _page)
 
 
@@ -319,6 +336,63 @@ def test_shown_tables_are_those_of_our_records(
     _plan, first, second, _generic = re.findall(r"^```text\n(.*?)^```", text, flags=re.M | re.S)
     shown = [line.strip() for block in (first, second) for line in block.splitlines()]
     assert [line for line in shown if line not in lines] == []
+
+
+PYTHON = re.compile(r"^```python\n(.*?)^```", flags=re.M | re.S)
+BEFORE = {"docs/tutorials/datasets.md": "docs/tutorials/images.md"}
+"""Page -> the page whose first block of Python draws the images that it uses."""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(
+    find_spec("pip") is None or find_spec("hatchling") is None, reason="needs pip, hatchling"
+)
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_a_reader_sees_the_shown_outputs(page: str, tmp_path: Path) -> None:
+    """Every shown line is printed, whatever its numbers, by the block of commands above it."""
+    reader = Environment(tmp_path)
+    if page in BEFORE:
+        python_of(re.findall(PYTHON, TEXTS[BEFORE[page]])[0], reader)
+    printed, key, missing = "", "", []
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", TEXTS[page], flags=re.M | re.S)
+    for kind, block in blocks:
+        if kind == "text":
+            lines = {"", "...", *map(shape, printed.splitlines())}
+            missing += [line for line in block.splitlines() if shape(line) not in lines]
+        elif kind == "python":
+            printed = python_of(block, reader)
+        elif kind == "console":
+            commands = [words for words in shell_commands(block) if "make" not in words]
+            printed = "".join(
+                called([key if w == "KEY" else w for w in c], reader) for c in commands
+            )
+            kept = re.search(r"\b[0-9a-f]{16}\b", printed)
+            key = kept[0] if kept else key
+    assert missing == []
+
+
+def python_of(block: str, reader: Environment) -> str:
+    """Return what a block of Python prints."""
+    (reader.place / "page.py").write_text(block)
+    return str(reader.run("page"))
+
+
+def called(words: Sequence[str], reader: Environment) -> str:
+    """Return what a command of a page prints; programs of others and `make` are not called."""
+    program, *given = words
+    if program == "feddg-bench":
+        return str(reader.show("feddg_bench", *given))
+    if program == "pytest":
+        return str(reader.run("pytest", *given))
+    if program == "pip" and "-e" in given and not given[-1].startswith("."):
+        reader.install(f"./{given[-1].partition('[')[0]}")
+    return ""
+
+
+def shape(line: str) -> str:
+    """Return a line without its numbers, keys and widths."""
+    line = re.sub(r"\b[0-9a-f]{8,}\b|[+-]?\d[\d.,]*", "0", line)
+    return re.sub(r"[\s\N{BOX DRAWINGS LIGHT HORIZONTAL}]+", " ", line).strip()
 
 
 def test_flags_exist() -> None:
