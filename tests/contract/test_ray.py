@@ -25,7 +25,7 @@ from feddg_bench.records.store import ResultsStore
 from feddg_bench.testing import start_toy_run, toy_federation
 from feddg_methods.fedavg import FedAvg
 from tests.e2e.test_sweep import write
-from tests.helpers import no_file, numbers, same_on
+from tests.helpers import no_file, numbers, one_sentence, same_on
 
 ray = pytest.importorskip("ray")
 from feddg_bench.engine import ray_cluster  # noqa: E402 - after the check
@@ -234,6 +234,19 @@ def test_what_cannot_be_reached_is_refused(feddg, options, words):
     done = feddg(*RUN, *TINY, *options)
     assert done.code == 2
     assert words in done.err
+
+
+def test_a_cluster_that_does_not_start_is_a_sentence(feddg, monkeypatch):
+    """A busy machine takes longer than Ray waits, which then raises a bare exception."""
+
+    def late(**_):
+        raise Exception("The current node timed out during startup. This\ncould")  # noqa: TRY002
+
+    monkeypatch.setattr(ray, "init", late)
+    one_sentence(
+        feddg(*RUN, *TINY, "--engine", "ray"),
+        "does not start here (The current node timed out during startup. This): leave --engine ray",
+    )
 
 
 def test_without_ray_a_sentence_says_how_to_get_it(feddg, monkeypatch):

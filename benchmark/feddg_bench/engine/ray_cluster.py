@@ -353,11 +353,16 @@ def _connect(address: str | None, cpus: int) -> None:
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=10).close()  # Ray would wait longer
         ray.init(**own, log_to_driver=False, logging_level=logging.ERROR)
-    except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # some that Ray raises have no class of their own
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if address is None:
+            raise SettingsError(
+                f"a Ray cluster does not start here ({why}): leave --engine ray out, or try again "
+                f"when the machine is less busy"
+            ) from error
         raise SettingsError(
-            f"no Ray cluster at {address} ({str(error).strip().splitlines()[0]}): start one with "
-            f"`ray start --head`, set RAY_AUTH_MODE=token if it asks for its token, or leave "
-            f"--address out"
+            f"no Ray cluster at {address} ({why}): start one with `ray start --head`, set "
+            f"RAY_AUTH_MODE=token if it asks for its token, or leave --address out"
         ) from error
     if threading.current_thread() is threading.main_thread():  # Ray has replaced the handler
         signal.signal(signal.SIGTERM, handler)
