@@ -2,8 +2,8 @@
 
 Each part writes its rows to ``build/benchmarks`` at once; once all parts are there, the page
 ``results/benchmarks.md`` is made of them. Without names, the parts that have no rows run, so a
-stopped command goes on; ``--anew`` first removes all. With names, or parts of names of benchmarks
-or files, these run again.
+stopped command goes on; ``--anew`` first removes all. With names of benchmarks, or parts of names
+of benchmarks or files, these run again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ def main() -> None:
         for file in MEASURED.glob("*.json"):
             if file.stem in ALL:
                 file.unlink()
-    chosen = [n for n in ordered if any(a in f"{ALL[n].__module__} {n}" for a in asked)]
+    chosen = [
+        name
+        for name in ordered
+        if any(name == a if a in ALL else a in f"{ALL[name].__module__} {name}" for a in asked)
+    ]
     if asked and not chosen:
         print(f"no benchmark has {' or '.join(asked)} in its name: {', '.join(ordered)}")
         sys.exit(2)

@@ -33,6 +33,8 @@ PEERS = Path(__file__).parents[2] / ".peers"
 COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale", "flip")
 UNCHANGED = {**dict.fromkeys(COLOURS, 0), "crop_scale": None}
 REPEATS, LR, CLASSES = 15, 1e-3, 7
+PATIENCE = 240
+"""Seconds for Flower's six rounds, which take half a minute on an idle machine."""
 WHY = "what remains are checks of replies, random streams of each task and nested modules"
 
 
@@ -182,9 +184,12 @@ def flower() -> Iterator[Row]:
         ours()
     seconds = (time.perf_counter() - started) / 5
     script = str(Path(__file__).with_name("flower.py"))
-    done = subprocess.run([python, script, "6"], check=False, stdout=subprocess.PIPE, text=True)
-    if done.returncode:  # on a busy machine its Ray gives up starting after 30 s
-        yield Row(what, "it did not start")
+    try:
+        done = subprocess.run(
+            [python, script, "6"], check=True, stdout=subprocess.PIPE, text=True, timeout=PATIENCE
+        )
+    except subprocess.SubprocessError:  # on a busy machine its Ray gives up starting after 30 s
+        yield Row(what, "it did not finish", why="Ray gives up starting on a busy machine")
         return
     theirs = float(done.stdout.split()[-1])
     yield Row(what, theirs / seconds, why=f"{theirs:.2f} s and {seconds:.2f} s")

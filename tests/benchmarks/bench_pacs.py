@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from feddg_bench.common.portable import cpu_flags
 from feddg_bench.config.layers import merge
 from feddg_bench.config.schema import Resources, RunSettings
 from feddg_bench.core.loop import RoundResult
@@ -22,7 +23,16 @@ from feddg_bench.models.networks import InPlaceReLU6
 from feddg_bench.runs.request import Request
 from feddg_bench.runs.setup import Run, start
 from feddg_methods.shared import vgg
-from tests.benchmarks.rows import Row, benchmark, cpu, pacs_run, ratios, rounds
+from tests.benchmarks.rows import (
+    Row,
+    benchmark,
+    cpu,
+    interval,
+    pacs_run,
+    pairs,
+    ratios,
+    rounds,
+)
 
 COSTS: dict[str, tuple[float | None, str]] = {
     "afl": (1.25, "each client measures the received model first: 1 + 1/6"),
@@ -105,16 +115,47 @@ def depthwise_sums() -> Iterator[Row]:
 
 
 @benchmark
+def bf16() -> Iterator[Row]:
+    """A FedAvg round with train.precision=bf16-mixed relative to one in float32, both with
+    train.fold_batch_norm=auto: one client of 32 images in the setup "PACS", and two clients of
+    recipe `desktop` with train.depthwise_sums; medians of alternating rounds."""
+    if "amx_bf16" not in cpu_flags():
+        yield Row("training in bf16, over float32", "this CPU has no AMX: bf16 is no faster")
+        return
+    torch.set_num_threads(1)
+
+    def small(precision: str) -> Callable[[], RoundResult]:
+        layer = {"train.precision": precision, "train.fold_batch_norm": "auto"}
+        return step(pacs_run("fedavg", clients=1, images=32, settings=layer))
+
+    def desktop(precision: str) -> Callable[[], RoundResult]:
+        layer = {"precision": precision, "fold_batch_norm": "auto", "depthwise_sums": True}
+        return step(_own_run("fedavg", "desktop", {"train": layer})[1])
+
+    for what, make, repeats in (
+        ("MobileNetV2 at 128 px", small, 21),
+        ("EfficientNet-Lite0 at 96 px", desktop, 11),
+    ):
+        times = pairs({name: make(name) for name in ("bf16-mixed", "32-true")}, repeats)
+        middle, low, high = interval(
+            [a / b for a, b in zip(times["bf16-mixed"], times["32-true"], strict=True)]
+        )
+        why = f"interval {low:.2f} to {high:.2f}"
+        yield Row(f"training in bf16, over float32, {what}", middle, most=0.87, why=why)
+
+
+@benchmark
 def methods() -> Iterator[Row]:
     """CPU time of a round of two clients relative to FedAvg, of the methods that compute more than
-    it: median of three alternating rounds. PARDON and CCST restyle colours; COPA has
-    hyper.affine_norm."""
+    it: median of three alternating rounds, 32 images per client. PARDON and CCST restyle colours;
+    COPA has hyper.affine_norm."""
     known = sorted(COSTS)
     affine = {"copa": {"hyper.affine_norm": True}}
     for first in range(0, len(known), TOGETHER):
         some = known[first : first + TOGETHER]
         works = {
-            name: step(pacs_run(name, settings=affine.get(name))) for name in ("fedavg", *some)
+            name: step(pacs_run(name, images=32, settings=affine.get(name)))
+            for name in ("fedavg", *some)
         }
         found = ratios(works, 3)
         for name in some:

@@ -28,8 +28,8 @@ from tests.benchmarks.rows import Row, benchmark, interval, pairs
 SETUPS = {
     "quick": ("digits4", 256, 9),
     "laptop": ("pacs", 64, 7),
-    "desktop": ("pacs", 64, 5),
-    "pardon": ("pacs", 8, 3),
+    "desktop": ("pacs", 64, 6),
+    "pardon": ("pacs", 8, 6),
 }
 """Data set, images of the client, and repeats for each recipe."""
 SIDE = 227
@@ -154,7 +154,7 @@ def encoding() -> Iterator[Row]:
     from feddg_bench.runs.encode import encode_dataset
 
     torch.set_num_threads(1)
-    size, count, repeats = 224, 32, 3
+    size, count, repeats = 224, 32, 6
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for number, pixels in enumerate(photographs(count, SIDE)):

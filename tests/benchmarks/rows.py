@@ -68,7 +68,8 @@ def pairs(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, lis
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and its interval of at least 95 %, from order statistics."""
+    """Return the median and its interval of at least 95 %, from order statistics of six or more."""
+    assert len(values) >= 6, "fewer values have no interval of 95 %"
     ordered = sorted(values)
     count, rank, left = len(ordered), 0, 0.025 * 2 ** len(ordered)
     while rank < count // 2 and (left := left - math.comb(count, rank)) >= 0:
