@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,8 +19,8 @@ from feddg_bench.engine.executors import SerialExecutor
 from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.batch_norm import foldable, folded, freeze_batch_norm
 from feddg_bench.models.networks import (
+    DepthwiseByCase,
     DepthwiseConv2d,
-    DepthwiseInFloat32,
     sum_depthwise,
     weight_gradient,
 )
@@ -165,51 +164,80 @@ def test_vectorised_over_models_and_images(case: Any) -> None:
                 assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
-class _Types(TorchDispatchMode):
-    """Notes the types of convolutions, in both directions: depthwise ones and others."""
+class _Kernels(TorchDispatchMode):
+    """Notes depthwise gradients: of what and in which type, the kernel's side and the stride."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, set[torch.dtype]] = {"depthwise": set(), "others": set()}
+        self.found: set[tuple[str, int, Any]] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "convolution" in str(op):
-            tensors = [each for each in args if isinstance(each, Tensor) and each.dim() == 4]
-            kind = "depthwise" if tensors[-1].shape[1] == 1 else "others"
-            self.found[kind] |= {each.dtype for each in tensors}
+        if "convolution_backward" in str(op):
+            gradient, _, weight, _, stride = args[:5]
+            of_values, of_weight, _ = args[-1]
+            kind = "bf16" if gradient.dtype == torch.bfloat16 else "float32"
+            for of, wanted in (("values", of_values), ("weight", of_weight)):
+                if wanted and weight.shape[1] == 1:
+                    self.found.add((f"{of} in {kind}", weight.shape[-1], stride[0]))
         return op(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("sums", [False, True])
-@pytest.mark.parametrize("folds", [False, "auto"])
-def test_depthwise_layers_stay_in_float32_where_others_are_in_bf16(
-    sums: bool, folds: bool | str
+@pytest.mark.parametrize(
+    ("network", "sides", "folds"),
+    [("mobilenet_v2", {3}, False), ("efficientnet_lite0", {3, 5}, "auto")],
+)
+def test_a_round_in_bf16_takes_no_slow_kernel(
+    network: str, sides: set[int], folds: bool | str
 ) -> None:
-    train = {"precision": "bf16-mixed", "depthwise_sums": sums, "fold_batch_norm": folds}
-    settings = {**FRAME, "train": {**SGD, **train}}
+    """Inputs of strided layers have gradients in float32; weights of 5x5 have those of 3x3."""
+    train = {"precision": "bf16-mixed", "fold_batch_norm": folds}
+    backbone = {"name": network, "pretrained": False}
+    settings = {**FRAME, "backbone": backbone, "train": {**SGD, **train}}
     (plan,) = Request("fedavg", scenario="ip-o-c", settings=settings).plan(check=False)
-    run = start(plan, synthetic_federation(2, 4, 32, 7), SerialExecutor(), Resources(device="cpu"))
-    with _Types() as types:
+    run = start(plan, synthetic_federation(2, 2, 32, 7), SerialExecutor(), Resources(device="cpu"))
+    with _Kernels() as kernels:
         train_run(run)
-        list(run.executor.evaluate(run.server.weights, [np.arange(4)]))
-    assert types.found == {"depthwise": {torch.float32}, "others": {torch.bfloat16}}
+    assert kernels.found == {
+        *(("values in bf16", side, 1) for side in sides),
+        *(("values in float32", side, 2) for side in sides),
+        *(("weight in bf16", 3, stride) for stride in (1, 2)),
+    }
 
 
-@pytest.mark.parametrize("case", [((8, 8), 3, 2, 1), ((9, 9), 5, 1, 2), ((4, 4), 5, 1, 2)], ids=str)
-def test_float32_in_bf16_has_the_bits_of_float32(case: Any) -> None:
-    """Outputs are rounded to bf16 afterwards, as are the gradients that arrive."""
+@pytest.mark.parametrize(
+    "case",
+    [((8, 8), 3, 1, 1), ((8, 8), 3, 2, 1), ((9, 7), 5, 1, 2), ((9, 7), 5, 2, 0), ((4, 4), 5, 1, 2)],
+    ids=str,
+)
+def test_gradients_in_bf16_are_exact_for_whole_numbers(case: Any) -> None:
+    """Up to 256, bf16 has all of them; sums are in float32."""
     sides, *sizes = case
-    found = []
+    values = torch.randint(-1, 2, (2, 6, *sides)).bfloat16()
     for layer in pair(*sizes):
-        values = torch.randn(8, 6, *sides, generator=torch.Generator().manual_seed(0)).bfloat16()
-        of = torch.ones_like(layer(values.float())).bfloat16()
-        with torch.autocast("cpu", torch.bfloat16), DepthwiseInFloat32():
-            found.append(gradients(layer, values, of))
-        expected = gradients(layer, values.float(), of.float())
-        assert found[-1][0].dtype == torch.bfloat16
-        assert torch.equal(found[-1][0], expected[0].bfloat16())
-        assert torch.equal(found[-1][1], expected[1].bfloat16())
-        assert all(map(torch.equal, found[-1][2:], expected[2:]))
+        of = torch.randint(-1, 2, layer(values.float()).shape).bfloat16()
+        with torch.autocast("cpu", torch.bfloat16), DepthwiseByCase():
+            found = gradients(layer, values, of)
+        assert found[0].dtype == torch.bfloat16
+        for ours, exact in zip(found, gradients(layer, values.float(), of.float()), strict=True):
+            assert torch.equal(ours.float(), exact)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_second_derivatives_in_bf16(stride: int) -> None:
+    """They are those of float32, but for bf16's rounding."""
+    layer, _ = pair(5, stride, 2)
+    values = torch.randn(4, 6, 9, 9).bfloat16().float().requires_grad_()
+    found = []
+    for half in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half), DepthwiseByCase():
+            output = layer(values).float()
+        first = torch.autograd.grad(
+            output.square().sum(), [values, layer.weight], create_graph=True
+        )
+        length = torch.stack([gradient.square().sum() for gradient in first]).sum()
+        found.append(torch.autograd.grad(length, [values, layer.weight]))
+    for ours, exact in zip(found[1], found[0], strict=True):
+        assert float((ours - exact).norm()) < 0.02 * float(exact.norm())
 
 
 @pytest.mark.parametrize(

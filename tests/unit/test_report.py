@@ -493,7 +493,7 @@ def test_the_command_repeats_the_run(
 def test_the_command_leaves_out_what_planning_derives(tmp_path: Path) -> None:
     one = record(recipe="quick", settings={"train": {"precision": "bf16-mixed"}})
     settings = copy.deepcopy(one.settings)
-    settings["train"]["float32"] = ["depthwise"]
+    settings["train"]["float32"] = ["strided depthwise inputs"]
     key = run_key(settings, one.method_version)
     save(tmp_path, one.model_copy(update={"settings": settings, "key": key}))
     (setup,) = data_of(tmp_path)["setups"]

@@ -38,7 +38,7 @@ from feddg_bench.engine.flop import count_flop
 from feddg_bench.engine.gpu import use_gpu
 from feddg_bench.engine.portable_functions import use_portable
 from feddg_bench.models.batch_norm import Fold, FrozenBatchNorm, Pair, fold_all, foldable, folded
-from feddg_bench.models.networks import DepthwiseInFloat32
+from feddg_bench.models.networks import DepthwiseByCase
 from feddg_bench.models.tasks import TASKS
 from feddg_bench.protection.guarantee import noised
 from feddg_bench.records.metrics import PERSONAL, find_metric
@@ -88,11 +88,11 @@ class _Precision(Precision):
 
 
 class _MixedPrecision(MixedPrecision):
-    """Lightning's, with depthwise convolutions in float32 on a CPU."""
+    """Lightning's, with fast gradients of depthwise convolutions on a CPU."""
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        with super().forward_context(), DepthwiseInFloat32():
+        with super().forward_context(), DepthwiseByCase():
             yield
 
 

@@ -194,30 +194,37 @@ def _pad_same(layer: nn.Conv2d, inputs: tuple[Tensor]) -> Tensor:
 # ------------------------------------------------------- depthwise convolutions in bf16
 
 
-class DepthwiseInFloat32(TorchFunctionMode):
-    """Computes depthwise convolutions in float32 under autocast on a CPU; the output is bf16.
+class DepthwiseByCase(TorchFunctionMode):
+    """Computes depthwise convolutions under autocast on a CPU with the gradients of `_Convolve`.
 
-    Even on CPUs that multiply in bf16, oneDNN's gradients of these convolutions take up to 190
-    times as long in bf16 as in float32: those of inputs with stride 2, and of 5x5 weights.
+    Even on CPUs that multiply in bf16, oneDNN has slow kernels for two of these gradients: that of
+    inputs with stride 2 takes 5 to 300 times as long as in float32, that of 5x5 weights 4 to 8
+    times.
     """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of PyTorch, depthwise convolutions in float32."""
-        if function is F.conv2d and len(args) > 1 and torch.is_autocast_enabled("cpu"):
-            values, weight = args[:2]
-            if weight.shape[1] == 1 < values.shape[-3]:
-                function = partial(_in_float32, function)
+        """Call a function of PyTorch, or `_Convolve` in its place."""
+        if function is F.conv2d and len(args) == 7 and torch.is_autocast_enabled("cpu"):
+            values, weight, bias, stride, padding, dilation, groups = args
+            plain = dilation == (1, 1) and isinstance(stride, tuple) and isinstance(padding, tuple)
+            if plain and 1 < groups == len(weight) == values.shape[-3] and values.dim() == 4:
+                return _convolve(values, weight, bias, stride, padding, False)
         return function(*args, **kwargs or {})
 
 
-def _in_float32(function: Any, *inputs: Any, **settings: Any) -> Tensor:
-    """Call a function outside autocast on inputs in float32; return what autocast would."""
-    inputs = tuple(each.float() if isinstance(each, Tensor) else each for each in inputs)
+def _convolve(*inputs: Any) -> Tensor:
+    """Return what `_Convolve` makes of its inputs, in the type of autocast if that is on."""
+    result: Tensor
+    if not torch.is_autocast_enabled("cpu"):
+        result = _Convolve.apply(*inputs)
+        return result
+    half = torch.get_autocast_dtype("cpu")
+    inputs = tuple(each.to(half) if isinstance(each, Tensor) else each for each in inputs)
     with torch.autocast("cpu", enabled=False):
-        result: Tensor = function(*inputs, **settings)
-    return result.to(torch.get_autocast_dtype("cpu"))
+        result = _Convolve.apply(*inputs)
+    return result
 
 
 # ----------------------------------------------------- depthwise convolutions on small maps
@@ -284,16 +291,14 @@ class DepthwiseConv2d(nn.Conv2d):
         if not (small and values.is_cpu and values.dim() == 4):
             result = super()._conv_forward(values, weight, bias)
             return result
-        if torch.is_autocast_enabled("cpu"):
-            result = _in_float32(_Convolve.apply, values, weight, bias, self.stride, padding)
-        else:
-            result = _Convolve.apply(values, weight, bias, self.stride, padding)
-        return result
+        return _convolve(values, weight, bias, self.stride, padding, True)
 
 
 class _Convolve(torch.autograd.Function):
-    """The library's depthwise convolution and input gradient, with `weight_gradient`.
+    """The library's depthwise convolution, with gradients that are fast in each case.
 
+    In bf16, the gradient of inputs with a stride is computed in float32, and that of 5x5 weights as
+    four of 3x3. With ``sums``, the weight gradient is `weight_gradient`. Others are the library's.
     The backward pass consists of differentiable operations, so that it has a gradient itself and
     can be vectorised.
     """
@@ -302,31 +307,76 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        values: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+        values: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Pair,
+        padding: Pair,
+        sums: bool,  # noqa: ARG004
     ) -> Tensor:
         return F.conv2d(values, weight, bias, stride, padding, 1, weight.shape[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        values, weight, _, ctx.stride, ctx.padding = inputs
+        values, weight, _, ctx.stride, ctx.padding, ctx.sums = inputs
         ctx.save_for_backward(values, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         values, weight = ctx.saved_tensors
-        stride, padding = ctx.stride, ctx.padding
+        stride, padding, kernel = ctx.stride, ctx.padding, tuple(weight.shape[2:])
+        half = values.dtype == torch.bfloat16
         of_values = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
-            of_values = torch.ops.aten.convolution_backward(
-                *(gradient, values, weight, None, stride, padding),
-                *((1, 1), False, (0, 0), weight.shape[0], (True, False, False)),
-            )[0]
-        if ctx.needs_input_grad[1]:
-            kernel = (weight.shape[2], weight.shape[3])
+        if ctx.needs_input_grad[0] and half and stride != (1, 1):
+            like = torch.empty_like(values, dtype=torch.float32)  # only its shape counts
+            of_values = _gradient(0, gradient.float(), like, weight.float(), stride, padding)
+            of_values = of_values.to(values.dtype)
+        elif ctx.needs_input_grad[0]:
+            of_values = _gradient(0, gradient, values, weight, stride, padding)
+        if ctx.needs_input_grad[1] and ctx.sums:
             of_weight = weight_gradient(values, gradient, kernel, stride, padding)
+        elif ctx.needs_input_grad[1] and half and kernel == (5, 5):
+            of_weight = _gradient_of_5x5(gradient, values, weight, stride, padding)
+        elif ctx.needs_input_grad[1]:
+            of_weight = _gradient(1, gradient, values, weight, stride, padding)
         if ctx.needs_input_grad[2]:
             of_bias = gradient.sum((0, 2, 3))
-        return of_values, of_weight, of_bias, None, None
+        return of_values, of_weight, of_bias, None, None, None
+
+
+def _gradient(
+    of: int, gradient: Tensor, values: Tensor, weight: Tensor, stride: Pair, padding: Pair
+) -> Tensor:
+    """Return the library's gradient of a depthwise convolution's input (0) or weight (1)."""
+    found: Tensor = torch.ops.aten.convolution_backward(
+        *(gradient, values, weight, None, stride, padding),
+        *((1, 1), False, (0, 0), weight.shape[0], (of == 0, of == 1, False)),
+    )[of]
+    return found
+
+
+def _gradient_of_5x5(
+    gradient: Tensor, values: Tensor, weight: Tensor, stride: Pair, padding: Pair
+) -> Tensor:
+    """Return a weight gradient from those of the kernel's four corners of 3x3, which overlap."""
+    padded = F.pad(values, (padding[1], padding[1], padding[0], padding[0]))
+    rows, columns = (
+        (count - 1) * step + 3 for count, step in zip(gradient.shape[2:], stride, strict=True)
+    )
+    top, bottom = (
+        torch.cat(
+            [
+                _gradient(
+                    *(1, gradient, padded[:, :, y : y + rows, x : x + columns]),
+                    *(weight[:, :, :3, :3], stride, (0, 0)),
+                )[..., x // 2 :]
+                for x in (0, 2)
+            ],
+            -1,
+        )
+        for y in (0, 2)
+    )
+    return torch.cat([top, bottom[:, :, 1:]], -2)
 
 
 def weight_gradient(

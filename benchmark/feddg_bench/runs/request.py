@@ -625,8 +625,8 @@ def _settle(draft: Draft, seed: int) -> Plan:
         # Records without it predate the use of the reference's own order.
         canonical["partition"]["order"] = list(order)
     if settings.train.precision == "bf16-mixed":
-        # Records without it computed depthwise convolutions on CPUs in bf16, too.
-        canonical["train"]["float32"] = ["depthwise"]
+        # Records without it had other gradients of depthwise convolutions on CPUs.
+        canonical["train"]["float32"] = ["strided depthwise inputs"]
     key = run_key(canonical, method.version)
     return Plan(settings, canonical, scenario, recipe, method.version, key, dataset, tuned)
 
