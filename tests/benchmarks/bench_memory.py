@@ -53,8 +53,8 @@ def clients_in_memory() -> Iterator[Row]:
 
 @benchmark
 def worker_memory() -> Iterator[Row]:
-    """Peak memory of one process after two rounds of three clients with 32 images and an evaluation
-    of 256 in the setup "PACS", each method in a separate process; folded:
+    """Peak memory of one process after two rounds of three clients and an evaluation of 256 images
+    in the setup "PACS", each method in a separate process; folded:
     train.fold_batch_norm=auto and evaluation.fuse_batch_norm. There is no target, since PyTorch's
     own share depends on the CPU (next table)."""
     for method in ("fedavg", "pardon", "fedccrl"):
@@ -66,11 +66,11 @@ def worker_memory() -> Iterator[Row]:
 
 def worker(method: str, folds: bool) -> float:
     """Return the peak resident MiB of a worker in the PACS setup."""
-    run = pacs_run(method, clients=3, images=32, settings=FOLDED if folds else {})
+    run = pacs_run(method, clients=3, settings=FOLDED if folds else {})
     each = rounds(run)
     for _ in range(3):  # the first result is before round 1
         next(each)
-    index = np.resize(np.arange(96), 256)
+    index = np.resize(np.arange(171), 256)
     run.executor.worker.evaluate(run.server.weights, index)  # type: ignore[attr-defined]
     return peak_memory_mib()
 
@@ -119,9 +119,8 @@ def plain() -> None:
 
 @benchmark
 def run_memory() -> Iterator[Row]:
-    """Peak memory of the main process and two workers together, in two rounds of four clients with
-    32 images and an evaluation of 256 in the setup "PACS", folded; shared memory is counted
-    once."""
+    """Peak memory of the main process and two workers together, in two rounds of four clients and
+    an evaluation of 256 images in the setup "PACS", folded; shared memory is counted once."""
     for method in ("fedavg", "pardon", "fedccrl"):
         mib = float(apart(f"print(whole_run({method!r}))"))
         yield Row(f"memory of a run with two workers, {method}", mib, unit=" MiB")
@@ -130,7 +129,7 @@ def run_memory() -> Iterator[Row]:
 def whole_run(method: str) -> float:
     """Return the peak sum of the processes' proportional memory in MiB, sampled every 0.1 s."""
     with closing(ProcessExecutor(2)) as executor:
-        run = pacs_run(method, clients=4, images=32, settings=FOLDED, executor=executor)
+        run = pacs_run(method, clients=4, settings=FOLDED, executor=executor)
         most, over = [0.0], threading.Event()
 
         def watch() -> None:
@@ -142,7 +141,7 @@ def whole_run(method: str) -> float:
         each = rounds(run)
         for _ in range(3):  # the first result is before round 1
             next(each)
-        part = np.resize(np.arange(128), 128)
+        part = np.resize(np.arange(171), 128)
         deque(executor.evaluate(run.server.weights, [part, part]), maxlen=0)
         over.set()
         thread.join()

@@ -35,17 +35,17 @@ from tests.benchmarks.rows import (
 )
 
 COSTS: dict[str, tuple[float | None, str]] = {
-    "afl": (1.25, "each client measures the received model first: 1 + 1/6"),
+    "afl": (1.45, "each client measures the received model first: 1 + 1/3"),
     "ccst": (2.0, "originals and restyled images"),
     "copa": (1.3, "batch-instance normalisation as one scale and shift"),
     "fedadg": (1.3, "generator and discriminator on top"),
     "fedccrl": (3.1, "three views, two of them by AugMix"),
     "feddg": (None, "second derivatives of the whole network"),
-    "feddg_ga": (1.3, "each client measures two models"),
-    "fediir": (1.4, "each client sends gradients of the head first"),
+    "feddg_ga": (1.4, "each client measures two models"),
+    "fediir": (1.5, "each client sends gradients of the head first"),
     "fedsam": (2.1, "forward and backward twice"),
     "fpl": (1.3, "a contrast with prototypes"),
-    "groupdro": (1.25, "each client measures the received model first: 1 + 1/6"),
+    "groupdro": (1.45, "each client measures the received model first: 1 + 1/3"),
     "moon": (1.85, "forward through two more models: 1 + 2/3"),
     "pardon": (2.3, "originals and restyled images, a triplet loss"),
 }
@@ -147,14 +147,14 @@ def bf16() -> Iterator[Row]:
 @benchmark
 def methods() -> Iterator[Row]:
     """CPU time of a round of two clients relative to FedAvg, of the methods that compute more than
-    it: median of three alternating rounds, 32 images per client. PARDON and CCST restyle colours;
-    COPA has hyper.affine_norm."""
+    it: median of three alternating rounds, one epoch of 32 images per client. PARDON and CCST
+    restyle colours; COPA has hyper.affine_norm."""
     known = sorted(COSTS)
-    affine = {"copa": {"hyper.affine_norm": True}}
+    affine, once = {"copa": {"hyper.affine_norm": True}}, {"train.local_epochs": 1}
     for first in range(0, len(known), TOGETHER):
         some = known[first : first + TOGETHER]
         works = {
-            name: step(pacs_run(name, images=32, settings=affine.get(name)))
+            name: step(pacs_run(name, images=32, settings=once | affine.get(name, {})))
             for name in ("fedavg", *some)
         }
         found = ratios(works, 3)
@@ -166,7 +166,7 @@ def methods() -> Iterator[Row]:
 @benchmark
 def transfers() -> Iterator[Row]:
     """CPU time of PARDON's local training with ResNet-50 at 224 px, restyled by VGG-19 in each
-    batch, or once per run, which is not included; random weights, 16 images."""
+    batch, or once per run, which is not included; random weights, 8 images."""
     pair = {"encoder": vgg._encoder, "decoder": vgg._decoder}
     architecture = vgg.ARCHITECTURES["vgg19"]
     tensors = {
@@ -184,9 +184,9 @@ def transfers() -> Iterator[Row]:
                 "hyper": {"style": "vgg19", "style_weights": [weights], "transfer": transfer},
                 "train.local_epochs": 1,
             }
-            go_on = step(pacs_run("pardon", clients=1, images=16, settings=settings))
+            go_on = step(pacs_run("pardon", clients=1, images=8, settings=settings))
             go_on()
-            yield Row(f"PARDON, transfer={transfer}", cpu(go_on) / 16, unit=" s an image")
+            yield Row(f"PARDON, transfer={transfer}", cpu(go_on) / 8, unit=" s an image")
 
 
 def step(run: Any) -> Callable[[], RoundResult]:
