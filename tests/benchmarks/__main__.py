@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feddg_bench.common.portable import cpu_flags, describe_cpu
+from feddg_bench.common.titles import counted
 from tests.benchmarks.gpu import section
 from tests.benchmarks.rows import ALL, Row
 
@@ -72,7 +73,8 @@ def main() -> None:
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
         MEASURED.mkdir(parents=True, exist_ok=True)
-        (MEASURED / f"{name}.json").write_text(done.stdout.splitlines()[-1])
+        found = {"load": os.getloadavg()[0], "rows": json.loads(done.stdout.splitlines()[-1])}
+        (MEASURED / f"{name}.json").write_text(json.dumps(found))
         print(part(name), flush=True)
         print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     if lacking := [name for name in ordered if not (MEASURED / f"{name}.json").exists()]:
@@ -103,9 +105,12 @@ def _cpuinfo() -> list[str]:
 
 
 def part(name: str) -> str:
-    """Return the section of a benchmark: how it measures, and its table."""
-    mine = [Row(*values) for values in json.loads((MEASURED / f"{name}.json").read_text())]
+    """Return the section of a benchmark: how it measures, beside which other work, its table."""
+    found = json.loads((MEASURED / f"{name}.json").read_text())
+    mine = [Row(*values) for values in found["rows"]]
     how = " ".join((ALL[name].__doc__ or "").split())
+    if found["load"] > (cores := os.cpu_count() or 1) + 1:
+        how += f" Other work ran: a load of {found['load']:.0f} on {counted(cores, 'core')}."
     return f"### {name.replace('_', ' ').capitalize()}\n\n{how}\n\n{table(mine)}\n"
 
 
