@@ -94,7 +94,7 @@ def write_page(names: Sequence[str]) -> None:
     cpu = f"{model} ({', '.join(f for f in WIDE if f in cpu_flags()) or describe_cpu()})"
     head = HEAD.format(cpu=cpu, torch=torch.__version__.partition("+")[0])
     first, rest = names[: len(FIRST)], names[len(FIRST) :]
-    gpu = section(MEASURED / "gpu.json")
+    gpu = section(MEASURED / "gpu.json", TABLE)
     pages = [head, *map(part, first), gpu, "## Other measurements\n", *map(part, rest)]
     TABLE.write_text("\n".join(pages))
 
