@@ -104,7 +104,7 @@ def folding() -> Iterator[Row]:
 def depthwise_sums() -> Iterator[Row]:
     """A round of two clients of recipe `laptop` (EfficientNet-Lite0, 64 px): with
     train.depthwise_sums, relative to without. It helps CPUs with AVX2 at small sizes (0.65 at 64
-    px); on one with AVX-512 at 96 px it made no difference (1.0)."""
+    px), and hardly those with AVX-512 (at 96 px 0.9 to 1)."""
     for method in ("fedavg", "pardon", "fedccrl"):
         works = {
             on: step(_own_run(method, "laptop", {"train": {"depthwise_sums": on}})[1])
