@@ -244,7 +244,11 @@ def _tested(
         rates_apart=_rates_apart(mine, theirs, held),
         scenarios=len(units),
         seeds=len({seed for _, seed in both}),
-        columns=tuple(c.spec.head for c in columns if c.number in held and _varies(c.spec.where)),
+        columns=tuple(
+            column.spec.head
+            for column in columns
+            if column.number in held and any(key.startswith(FRAMES) for key in column.spec.where)
+        ),
         published=fmean(gap for of, gap in gaps.items() if of <= held) if whole else None,
     )
 
@@ -265,10 +269,6 @@ def _comparable(mine: Row, theirs: Row, numbers: frozenset[int]) -> tuple[int, i
     both = mine.part(numbers).keys() & theirs.part(numbers).keys()
     settings = [row.members[0].settings if row.members else {} for row in (mine, theirs)]
     return len(both), -len(varying(settings))
-
-
-def _varies(where: Mapping[str, Any]) -> bool:
-    return any(key.startswith(FRAMES) for key in where)
 
 
 def _complete(pairs: Sequence[Measured]) -> list[Measured]:

@@ -7,7 +7,7 @@ as filters of a DataFrame. Rows therefore hold lists of runs and dictionaries of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -133,7 +133,8 @@ def choose_rows(
             continue
         where = {**description.where, **spec.where}
         method = where.get("method")
-        pool = by_method.get(method, []) if isinstance(method, str) else _all(by_method)
+        named = [method] if isinstance(method, str) else sorted(by_method)
+        pool = [run for name in named for run in by_method.get(name, ())]
         mine = fitting(pool, spec.where)
         used = {run.key for own in filters.values() for run in fitting(mine, own)}
         if used:
@@ -250,10 +251,6 @@ def by_round(
             if value is not None:
                 found[number][place] = show(value)
     return {number: sample for number, sample in found.items() if len(sample) == len(runs)}
-
-
-def _all(by_method: Mapping[str, list[RecordedRun]]) -> list[RecordedRun]:
-    return [run for method in sorted(by_method) for run in by_method[method]]
 
 
 def _fill(
