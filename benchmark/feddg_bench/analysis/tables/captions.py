@@ -40,21 +40,13 @@ _CLIENTS = ("partition.clients", "N={}")
 _SAMPLED = ("federation.per_round", "K={}")
 _MIXED = ("partition.heterogeneity", "lambda={}")
 _DRAWN = ("partition.alpha", "alpha={}")
+_SKEWED = ("partition.alpha", "classes drawn with alpha={}")
+_SHARDS = ("partition.classes_per_client", "{} classes per client")
 SPREAD = {
     "heterogeneous": (_CLIENTS, _SAMPLED, _MIXED),
     "dirichlet": (_CLIENTS, _SAMPLED, _DRAWN),
-    "label_dirichlet": (
-        _CLIENTS,
-        _SAMPLED,
-        _MIXED,
-        ("partition.alpha", "classes drawn with alpha={}"),
-    ),
-    "label_shards": (
-        _CLIENTS,
-        _SAMPLED,
-        _MIXED,
-        ("partition.classes_per_client", "{} classes per client"),
-    ),
+    "label_dirichlet": (_CLIENTS, _SAMPLED, _MIXED, _SKEWED),
+    "label_shards": (_CLIENTS, _SAMPLED, _MIXED, _SHARDS),
     "per_domain": (("partition.clients_per_domain", "{} clients per domain"), _SAMPLED),
     "domain": (("partition.kind", "one client per {}"), _SAMPLED),
     "pooled": (("partition.kind", "all images {}"),),
@@ -285,17 +277,13 @@ def _settings(
     encoded = common.get("features.encoder") is not None
     first = _FROZEN if encoded else _FIRST
     return [
-        _single(form.format(_plain(common[key])))
+        re.sub(r"^1 (round|client)s", r"1 \1", form.format(_plain(common[key])))
         for key, form in (*first, *spread, *more)
         if key in common
         and not (encoded and key in ("backbone.pretrained", "federation.bn"))
         and (common[key] or key != "backbone.hidden")
         and (key not in free or len({repr(run.settings.get(key)) for run in runs}) == 1)
     ]
-
-
-def _single(text: str) -> str:
-    return re.sub(r"^1 (round|client)s", r"1 \1", text)
 
 
 def _plain(value: Any) -> str:

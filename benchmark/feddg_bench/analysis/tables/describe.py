@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 
@@ -28,43 +28,28 @@ or a setting by dotted key -> the value that a run must have, or a list of allow
 
 Split = Literal["id_val", "id_test", "val", "test"]
 
-Summary = Literal[
-    "mean",
-    "id_test",
-    "worst",
-    "iqm",
-    "rank",
-    "wins",
-    "difference",
-    "p_value",
-    "p_same",
-    "detectable",
-    "excess",
-    "compute",
-    "improvement",
-]
-"""A number over the columns of a group; see `SUMMARIES`."""
+Own = Literal["mean", "id_test", "worst", "iqm", "rank"]
+Tested = Literal["wins", "difference", "p_value", "p_same", "detectable"]
+Summary = Literal[Own, Tested, "excess", "compute", "improvement"]
+"""A number over the columns of a group, see `SUMMARIES`; all but `Own` compare with a method."""
 
 
 class _Summary(NamedTuple):
     head: str  # default head of its column
     about: str = ""  # its definition for notes; `{0}` is the method compared with
     interval: str = ""  # end of the definition if there are several seeds
-    compared: bool = True  # whether it compares with the table's `against`
     detail: bool = False  # whether leaderboards show it in their notes
 
 
 SUMMARIES: Mapping[Summary, _Summary] = {
-    "mean": _Summary("mean", compared=False),
+    "mean": _Summary("mean"),
     "id_test": _Summary(
         "id_test mean",
         "mean on id_test: the same runs on held-out images of the training domains",
-        compared=False,
     ),
     "worst": _Summary(
         "worst",
         "worst: the smallest value among the columns of a group, for each seed",
-        compared=False,
         detail=True,
     ),
     "iqm": _Summary(
@@ -72,13 +57,11 @@ SUMMARIES: Mapping[Summary, _Summary] = {
         "IQM: mean of the middle half of all runs",
         ", with a 95 % interval by a bootstrap over seeds within each unit, widened for few seeds; "
         "it holds for these units only",
-        compared=False,
         detail=True,
     ),
     "rank": _Summary(
         "rank",
         "rank: mean over the columns of a group, among rows that have all of them",
-        compared=False,
         detail=True,
     ),
     "wins": _Summary("w/t/l", "wins/ties/losses by unit", detail=True),
@@ -118,7 +101,7 @@ SUMMARIES: Mapping[Summary, _Summary] = {
         detail=True,
     ),
 }
-COMPARED: frozenset[Summary] = frozenset(name for name, one in SUMMARIES.items() if one.compared)
+COMPARED: frozenset[Summary] = frozenset(SUMMARIES.keys() - get_args(Own))
 """Summaries that compare with a method; p-values are corrected by Holm's procedure."""
 
 RECIPES = {"pardon": "pardon", "fisc": "pardon", "fedccrl": "fedccrl", "ppdg": "ppdg"}
@@ -355,7 +338,7 @@ def _fits(value: Any, wanted: Value | list[Value]) -> bool:
 
 def compared_with(description: Description, method: str) -> Description:
     """Return a description whose groups compare their columns with a method."""
-    heads = {kind: one.head for kind, one in SUMMARIES.items() if one.compared}
+    heads = {kind: one.head for kind, one in SUMMARIES.items() if kind in COMPARED}
     groups = [
         group.model_copy(update={"summaries": {**group.summaries, **heads, **group.summaries}})
         for group in description.groups

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from feddg_bench.analysis.tables.describe import (
+    COMPARED,
     SUMMARIES,
     ColumnSpec,
     Description,
@@ -329,7 +330,7 @@ def _describe(
     summaries = {
         kind: one.head
         for kind, one in SUMMARIES.items()
-        if not lacking.get(kind) and (against or not one.compared)
+        if not lacking.get(kind) and (against or kind not in COMPARED)
     }
     mean: dict[Summary, str] = {"mean": "mean"} if several else {}
     details = [kind for kind, one in SUMMARIES.items() if one.detail]
