@@ -212,11 +212,11 @@ class Client:
     def log_all(self, name: str, values: Sequence[Tensor], weights: Sequence[int]) -> None:
         """Log one-element tensors like repeated calls of `log`, but wait for a GPU only once."""
         if values:
-            numbers = torch.stack([*values]).reshape(-1)
-            exact = np.float64 if numbers.dtype == torch.float64 else np.float32
+            exact = np.float64 if values[0].dtype == torch.float64 else np.float32
             before, count = self._sums.get(name, (0.0, 0))
             total = exact(float(before))
-            for number, weight in zip(numbers.tolist(), weights, strict=True):
+            together = values if values[0].is_cpu else torch.stack([*values]).cpu()
+            for number, weight in zip(map(float, together), weights, strict=True):
                 total += exact(number) * exact(weight)
             self._sums[name] = (float(total), count + sum(weights))
 

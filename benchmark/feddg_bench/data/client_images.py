@@ -56,6 +56,7 @@ class ImageBank:
             free, _ = torch.get_device_module(device).mem_get_info(device)
             if self.images.nbytes * sharing < RESIDENT_SHARE * free:
                 self.images = self.images.to(device)
+        self._here = self.images.device.type == device.type
 
     def _give_back(self) -> None:
         """Release the pages of earlier batches; reading one image can map megabytes."""
@@ -74,7 +75,7 @@ class ImageBank:
         self._give_back()
         stored = index if self.views == 1 else index * self.views + view
         rows, places, *others_there = on_device([index, stored, *others], self.device)
-        if self.images.device.type == self.device.type:
+        if self._here:
             images = self.images.index_select(0, places)
         else:
             (images,) = on_device([self.images.index_select(0, stored)], self.device)
