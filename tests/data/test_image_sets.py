@@ -225,7 +225,8 @@ class TestDigits5:
         with refused(DataError, "cannot read", "usps_28x28.mat"):
             tiny("digits5")(made).records()
         file.unlink()
-        with refused(DataError, "usps_28x28.mat was not found", "Digit-Five Download"):
+        told = f"usps_28x28.mat was not found (looked in {made / 'Digit-Five'})"
+        with refused(DataError, told, "Digit-Five Download"):
             Digits5(made).records()
 
 

@@ -443,7 +443,8 @@ def test_checks_without_a_download_say_what_they_leave_out(
 ) -> None:
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     given = {"dataset": "pacs", "scenario": "photo", "method": "fedavg,pardon", "recipe": "pardon"}
-    resources = Resources(data_root=tmp_path, results=tmp_path / "r")
+    monkeypatch.setenv("FEDDG_DATA", str(tmp_path))
+    resources = Resources(results=tmp_path / "r")
     style = {"hyper.style_weights": [str(tmp_path / "vgg.safetensors")]}
 
     def checked(**settings: Any) -> str:
@@ -459,5 +460,8 @@ def test_checks_without_a_download_say_what_they_leave_out(
         checked(**style)
     with refused(SettingsError, "padding=tf is for mobilenet_v2"):
         checked(**{"hyper.style": "pixel", "backbone.padding": "tf", "data.image_size": 224})
+    resources = Resources(data_root=tmp_path)
+    with refused(DataError, f"PACS was not found (looked in {tmp_path})"):
+        checked(**{"hyper.style": "pixel"})
     given = {"scenario": "chalk"}
     assert checked() == ""

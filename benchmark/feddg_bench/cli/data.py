@@ -103,7 +103,8 @@ def _row(name: str, data_root: Path | None, cache: Path) -> dict[str, Any]:
         folder = dataset.find()
     except DataError:
         here = False
-    images = sum(map(sum, dataset.counts.values())) or sum(dataset.split_sizes.values()) or None
+    known = sum(map(sum, dataset.counts.values())) or sum(dataset.split_sizes.values())
+    images = known or dataset.total
     if images is None and here and not isinstance(dataset, type) and folder is None:
         images = len(dataset.records().paths)  # embedded, so quickly listed
     return {

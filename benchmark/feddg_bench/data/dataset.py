@@ -103,6 +103,8 @@ class DomainDataset(ABC):
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """Number of images of each class in each domain, if known, to be checked. One number per domain
     for a regression, or if only the total is known."""
+    total: ClassVar[int | None] = None
+    """Number of all images, if only that is known."""
     split_sizes: ClassVar[Mapping[str, int]] = {}
     """Number of images in each published split, if known; only the doctor compares them."""
     task: ClassVar[str] = "classification"

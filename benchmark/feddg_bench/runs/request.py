@@ -663,6 +663,8 @@ def check_without_download(plans: Sequence[Plan]) -> str:
             plan.dataset.find()
             here.append(plan)
         except DataError:
+            if plan.dataset.data_root is not None:  # the user says that they are here
+                raise
             left[f"the images of {plan.dataset.title} and their partition (not found)"] = None
     check_data(here)
     different = {str((p.settings.backbone, p.settings.method, p.settings.hyper)): p for p in plans}

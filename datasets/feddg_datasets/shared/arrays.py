@@ -70,7 +70,8 @@ class ArrayDataset(DomainDataset):
         if missing:
             deeper = self._found_in(candidate_folders(folders_inside(folders), self.layouts))
             near = [deeper[name].parent for name in missing if {*missing} <= {*deeper}]
-            raise self.not_found(" or ".join(missing), roots, "its folder", near)
+            beside = dict.fromkeys(path.parent for path in found.values())
+            raise self.not_found(" or ".join(missing), beside or roots, "its folder", near)
         return {name: found[name] for name in self.needed}
 
     def _found_in(self, folders: Sequence[Path]) -> dict[str, Path]:

@@ -29,8 +29,6 @@ class ListedFolders(ImageFolderDataset):
     """Candidate folders of the lists, next to the domains; the first one is named in messages."""
     without_lists: ClassVar[bool] = False
     """Whether the images of the folders are used if there are no lists."""
-    total: ClassVar[int | None] = None
-    """Images in all lists together, if known."""
 
     def scan(self) -> Listing:
         """List the images of the lists by domain, class and file name.
