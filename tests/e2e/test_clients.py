@@ -90,6 +90,7 @@ def test_any_number_of_workers_and_a_resumed_run_agree(feddg: Run, tmp_path: Pat
     pairs = CLIENTS | {
         "partition.kind": "label_dirichlet",
         "partition.alpha": 3,
+        "train.drop_last_if_single": True,
         "backbone.name": "mobilenet_v2",
         "backbone.pretrained": False,
         "evaluation.metrics": ["ece", "auroc"],
@@ -148,6 +149,8 @@ def test_accuracy_of_clients_from_a_run_to_a_table(feddg: Run, tmp_path: Path) -
             found = metric_of(read, whole, "test", f"{prefix}_{name}")
             assert found == pytest.approx(value), (prefix, name)
             assert metric_of(read, whole, "id_test", f"{prefix}_{name}") is None
+    absent = feddg("tables", "generic", "--metric", "auroc", "--results", "one", "--out", "t")
+    assert "no run has measured auroc: it needs evaluation.metrics=[auroc]" in absent.out
     for metric in ("client_mean", "personal_worst_tenth"):
         made = feddg("tables", "generic", "--metric", metric, "--results", "one", "--out", "t")
         assert made.code == 0, made.err

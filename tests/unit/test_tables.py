@@ -26,7 +26,7 @@ from feddg_bench.analysis.tables.describe import (
 )
 from feddg_bench.analysis.tables.generic import frames
 from feddg_bench.analysis.tables.grid import DASH, Grid
-from feddg_bench.analysis.tables.make import TableOptions, make_table
+from feddg_bench.analysis.tables.make import TableOptions, make_table, make_tables
 from feddg_bench.analysis.tables.rows import of_setup
 from feddg_bench.analysis.tables.setups import departing, least_departing
 from feddg_bench.analysis.tables.summary import compared
@@ -69,6 +69,7 @@ def add(tmp_path: Path) -> Add:
         id_val: tuple[float, ...] | None = None,
         *,
         id_test: tuple[float, ...] = (),
+        clients: float | None = None,
         version: int = 1,
         recipe: str = "quick",
         labels: dict[str, str] | None = None,
@@ -96,6 +97,7 @@ def add(tmp_path: Path) -> Add:
                         "val": measured(on_val, held),
                         "test": measured(on_test, target),
                         **({"id_test": measured(id_test[number - 1], *train)} if id_test else {}),
+                        **({"client_test": measured(clients, "client_000")} if clients else {}),
                     },
                     train={},
                 )
@@ -284,6 +286,20 @@ def test_both_unseen_domains_count_unless_val_chooses_the_round(add: Add, tmp_pa
         found = cells(generic(tmp_path, rule))
         assert float(found["PARDON", "test difference"]["value"]) == pytest.approx(11.5)
         assert not {place for _, place in found if place.startswith("unseen")}
+
+
+def test_summaries_over_clients_are_compared_once_for_each_scenario(
+    add: Add, tmp_path: Path
+) -> None:
+    """They have no split: both unseen domains would have left the mean and difference empty."""
+    for seed, scenario in product(range(3), SCENARIOS):
+        add("fedavg", scenario, seed, id_test=(0.8,), clients=0.6)
+        add("pardon", scenario, seed, id_test=(0.8,), clients=0.65)
+    (made,) = make_tables(["generic"], [tmp_path], TableOptions.of(metric="client_worst")).grids
+    found = cells(made)
+    assert float(found["PARDON", "test mean"]["value"]) == pytest.approx(65)
+    assert float(found["PARDON", "test difference"]["value"]) == pytest.approx(5)
+    assert not [place for _, place in found if "unseen" in place or "id_test" in place]
 
 
 def test_compute_is_a_ratio_over_the_reference_and_a_dash_where_a_record_counts_none(

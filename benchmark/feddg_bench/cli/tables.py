@@ -89,6 +89,7 @@ class TablesCommand(Shown):
         from feddg_bench.analysis.tables.make import TableOptions, make_table, make_tables
         from feddg_bench.analysis.tables.writers import WRITERS, latex_document
         from feddg_bench.cli.display import print_grid
+        from feddg_bench.records.metrics import METRICS
 
         endings = read_names("format", self.formats, WRITERS)
         folders, sources = record_folders(self.results)
@@ -130,6 +131,9 @@ class TablesCommand(Shown):
             for ending, write in (pair for form in endings for pair in WRITERS[form].items()):
                 text = write(grid).encode()
                 write_whole(folder / f"{grid.name}.{ending}", text, sync=False)
+        if chosen.metric and len(runs) and not any(grid.filled()[0] for grid in grids):
+            needs = METRICS[chosen.metric].needs
+            say(f"no run has measured {chosen.metric}" + f": it needs {needs}" * bool(needs))
         if empty:
             others = counted(len(empty), "other table" if written else "table")
             have = "has" if len(empty) == 1 else "have"

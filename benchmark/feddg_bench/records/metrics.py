@@ -199,6 +199,16 @@ class Metric:
         return f"{self.display(value):.{decimals if self.percent else decimals + 1}f}"
 
     @property
+    def needs(self) -> str:
+        """What a run needs to measure it; empty if that is a matter of its data set."""
+        if self.clients == CLIENT_SPLITS[1]:
+            return "federation.unseen_clients, such as 2"
+        if self.clients:
+            own = " and a method whose clients have models of their own, such as fedbn"
+            return "data.client_test_fraction, such as 0.2" + own * (self.clients == PERSONAL)
+        return f"evaluation.metrics=[{self.name}]" if self.asked else ""
+
+    @property
     def label(self) -> str:
         """The title with its unit, as on an axis."""
         return f"{self.title} (%)" if self.percent else self.title

@@ -12,6 +12,7 @@ from feddg_bench.analysis.tables.build import build
 from feddg_bench.analysis.tables.describe import (
     COSTS,
     Description,
+    GroupSpec,
     compared_with,
     filtered,
     fitting,
@@ -36,8 +37,8 @@ from feddg_bench.extensions import extensions
 from feddg_bench.plugins import plugin_name
 from feddg_bench.records.differences import assignments, setting_text
 from feddg_bench.records.frame import read_frame
-from feddg_bench.records.metrics import METRICS, find_metric
-from feddg_bench.records.rules import RULES, Rule
+from feddg_bench.records.metrics import DERIVED, METRICS, find_metric
+from feddg_bench.records.rules import RULES, UNSEEN, Rule
 from feddg_bench.records.runs import RecordedRun
 
 if TYPE_CHECKING:
@@ -275,5 +276,21 @@ def _measuring(description: Description, metric: str, runs: Sequence[RecordedRun
         for group in description.groups
     ]
     found = find_metric(metric, task)
+    if found.over is not None or metric in DERIVED:
+        groups = _of_test(groups) or groups
     wanted = {**shown_as(found), "lower_is_better": found.lower}
     return description.model_copy(update={**wanted, "groups": groups})
+
+
+def _of_test(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
+    """Return the columns of the split ``test``, each once, for a metric that others lack."""
+    kept: list[GroupSpec] = []
+    for group in groups:
+        columns = [c for c in group.columns if (c.split or group.split or "test") == "test"]
+        kinds = {k: head for k, head in group.summaries.items() if k not in ("id_test", "excess")}
+        shown = any(columns == o.columns and {*kinds} <= {*o.summaries} for o in kept)
+        if columns and not (shown and group.hidden):
+            head = "test" if group.head == UNSEEN else group.head
+            more = {"columns": columns, "summaries": kinds, "head": head}
+            kept.append(group.model_copy(update=more))
+    return kept
