@@ -101,7 +101,10 @@ def test_a_client_keeps_an_image_to_train_and_one_to_test(dataset):
             "federation.unseen_clients is 6, but of the clients that hold images (6)",
         ),
         ({"unseen_clients": 4}, "federation.per_round is 3, more than the clients that train (2)"),
-        ({"unseen_clients": 5, "per_round": 1}, "leave no training image of"),
+        (
+            {"unseen_clients": 5, "per_round": 1},
+            "is left with federation.unseen_clients=5: lower it",
+        ),
     ],
 )
 def test_too_few_clients_are_left_to_train(dataset, values, words):

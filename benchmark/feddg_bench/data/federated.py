@@ -160,12 +160,16 @@ def spread(
     if settings.federation.unseen_clients or settings.data.client_test_fraction:
         clients, of_clients = _of_clients(settings, clients)
         left = train[np.isin(train, np.concatenate([*clients.values()]))]
+        asked = {
+            "data.client_test_fraction": settings.data.client_test_fraction,
+            "federation.unseen_clients": settings.federation.unseen_clients,
+        }
+        why = [f"{name}={value:g}" for name, value in asked.items() if value]
         for names, each in ((dataset.domains, ids), (dataset.classes, records.labels)):
             if names and (lost := {*each[train].tolist()} - {*each[left].tolist()}):
                 raise SettingsError(
-                    f"data.client_test_fraction={settings.data.client_test_fraction:g} and "
-                    f"federation.unseen_clients={settings.federation.unseen_clients} leave no "
-                    f"training image of {', '.join(names[n] for n in sorted(lost))}: lower them"
+                    f"no training image of {', '.join(names[n] for n in sorted(lost))} is left "
+                    f"with {' and '.join(why)}: lower {'both' if why[1:] else 'it'}"
                 )
         splits = {**splits, "train": left}
         none = np.empty(0, dtype=np.int64)
