@@ -36,14 +36,14 @@ class FDSESettings(MethodSettings):
 
 
 class FDSE(Method):
-    """FDSE (Wang et al., CVPR 2025, arXiv 2503.13063), Equations 6 to 9.
+    """FDSE (Wang et al., CVPR 2025, arXiv 2503.13063), Equations 2 to 9.
 
     Every convolution becomes a domain-agnostic feature extractor (DFE) and a domain-specific skew
-    eraser (DSE), see `Decomposed`. From round 2 on, clients minimise their loss plus lambda
-    sum_l w_l L_l, which pulls the statistics of the erasers' outputs towards the global ones
-    (`consistency`). The server moves the DFEs, and all other shared parameters, along the
-    direction on which the clients agree most (`consensus`), and returns to each client of the round
-    a mean of the DSEs that resemble its own (`personalised`).
+    eraser (DSE), see `Decomposed`. Clients minimise their loss plus lambda sum_l w_l L_l, which
+    pulls the statistics of the erasers' outputs towards the global ones (`consistency`). The
+    server moves the DFEs, and all other shared parameters, along the direction on which the
+    clients agree most (`consensus`), and returns to each client of the round a mean of the DSEs
+    that resemble its own (`personalised`).
 
     Clients keep their DSE, including the running statistics of its normalisation. The paper
     measures each client's own model, as do we on the clients' test images
@@ -51,6 +51,7 @@ class FDSE(Method):
     which clients also send those statistics.
     """
 
+    version = 2
     group = "personalisation"
     tasks = ("classification", "regression")
     acts_on = "maps"
@@ -95,7 +96,7 @@ class FDSE(Method):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         s = self.settings
-        if self.alone or self.client.round == 1 or not s.lam:
+        if self.alone or not s.lam:
             return super().training_step(batch, batch_idx)
         layers, received = self.layers(), self.client.weights
         with erased(layers) as z:
@@ -146,7 +147,7 @@ class FDSE(Method):
 
 
 class Decomposed(nn.Module):
-    """A convolution in two parts: BN_2([s, U(s)]) with s = BN_1(DFE(x)), cut to its channels.
+    """A convolution in two parts (Equations 2 and 3): BN_DFE(DSE(DFE(x))).
 
     Args:
         conv: The convolution, with T output channels. The DFE takes over its first ceil(T / G)
@@ -170,7 +171,7 @@ class Decomposed(nn.Module):
 
 
 class Eraser(nn.Module):
-    """The DSE: the first T channels of [s, U(s)], s = BN_1(x), U a depthwise convolution.
+    """The DSE: the first T channels of [s, U(s)], s = ReLU(BN_DSE(x)), U depthwise.
 
     Args:
         m: Channels of the input.
@@ -186,7 +187,7 @@ class Eraser(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return maps [B, T, H, W] of maps [B, m, H, W]."""
-        s = self.norm(x)
+        s = self.norm(x).relu()
         return torch.cat([s, self.erase(s)], 1)[:, : self.channels]
 
 
@@ -206,12 +207,12 @@ def erased(layers: Mapping[str, Decomposed]) -> Iterator[dict[str, Tensor]]:
 def consistency(z: Tensor, norm: nn.BatchNorm2d, mu: Tensor, v: Tensor) -> Tensor:
     """Return L_l = 1/T ||muhat - mu||^2 + (1/T sum_c (vhat_c - v_c))^2 (Equation 6).
 
-    muhat and vhat are the running statistics of ``norm``, which has just seen ``z``; of them, the
-    batch's part has a gradient.
+    muhat and vhat are the running statistics of ``norm``, which has just seen ``z`` (Equation 5);
+    of them, the batch's part has a gradient.
 
     Args:
         z: Outputs of the DSE, [B, T, H, W].
-        norm: BN_2.
+        norm: BN_DFE.
         mu: Running mean as received, [T].
         v: Running variance as received, [T].
     """
@@ -275,16 +276,23 @@ def personalised(
 
 
 DEVIATIONS = (
+    "The authors' code has no ReLU in the DSE, which Equation 3 has, and begins with the distance "
+    "of statistics in round 2, for which Algorithm 1 has no condition. We follow the paper.",
+    "Equation 3 makes all G outputs of a channel by convolution. As in the authors' code and in "
+    "GhostNet, from which the paper takes the layer, one of them is the channel itself.",
     "The authors' code compares statistics by a Kullback-Leibler divergence, of means and "
     "variances over channels, with one running value for all layers. We follow the paper: squares, "
-    "of each channel, layer by layer.",
+    "of each channel, layer by layer. Variances are those of PyTorch's batch normalisation, whose "
+    "running value is the unbiased one; Equation 4 has the biased one.",
+    "The paper aggregates layer by layer. The authors' code does so tensor by tensor, as do we.",
     "The paper decomposes all layers of AlexNet but the classifier. We decompose every convolution "
     "that is not depthwise, in any network; a network's own normalisation follows. With pretrained "
     "weights, extractors begin as the first filters, and the other channels are learnt.",
     "The authors' code adds a bias before each batch normalisation, which removes its effect. We "
     "leave it out.",
-    "The authors' code averages the running statistics of BN_2 equally and clips gradients at norm "
-    "10. We average them by the clients' shares, and clip nothing.",
-    "The paper has no eraser for an unseen domain. We take the mean of the round's erasers.",
+    "The paper averages the running statistics of BN_DFE equally, and its code clips gradients at "
+    "norm 10. We average them by the clients' shares, and clip nothing.",
+    "For an unseen domain, the paper trains the erasers on its images without labels (Section "
+    "5.4). Domain generalisation has no images of it: we take the mean of the round's erasers.",
 )
 """Where published code differs from its paper, and what this module does."""

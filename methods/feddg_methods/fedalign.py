@@ -146,8 +146,9 @@ def chances(pool: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
 
 
 DEVIATIONS = (
-    "Losses and weights are those of the authors' code, which extends FedCCRL's; its differences "
-    "to the paper's text are not known.",
+    "Losses and weights are those of the authors' code, which extends FedCCRL's. We have not read "
+    "the paper's text; according to a reader's notes, it takes the cross-entropy of the original "
+    "images alone, and both views are of them (`chained`).",
     "The code rounds the number of styles of each cluster, to at least one, so that they can "
     "exceed the batch, and orders them by cluster. We draw each style with its chance.",
     "The code also trains a discriminator of original and restyled features, which are detached, "

@@ -39,7 +39,7 @@ class FedProto(Method):
     |D_k^c| (Equation 6). A client minimises its loss plus lambda times the mean square of
     f(x) - Cbar^y over the batch (Equation 7); images without a global prototype do not count.
 
-    An image gets the class of the nearest prototype (Section 4.4): logits are minus the squared
+    An image gets the class of the nearest prototype (Equation 4): logits are minus the squared
     distances. Personal models are measured on the clients' test images
     (`data.client_test_fraction`). The paper has no model for an unseen domain. For evaluation
     there, clients also send their models, as FedBN's send their batch normalisation. The server
@@ -181,8 +181,8 @@ DEVIATIONS = (
     "Equation 6 of the paper also divides the weighted sum by the number of clients, which would "
     "shrink prototypes towards 0. The authors' code takes a mean without weights. We weight by "
     "images and divide by their sum.",
-    "Equation 7 sums distances over classes. As the authors' code does, we take the mean square "
-    "over the images and features of a batch.",
+    "Equation 8 sums, over classes, the distance of the batch's mean features. As the authors' "
+    "code does, we take the mean square over the images and features of a batch.",
     "The paper has no global model. Ours, the mean of the clients' models, serves unseen domains "
     "only; see the class.",
     "The authors' code keeps a prototype only for the next round, and so do we.",

@@ -113,10 +113,11 @@ class XAN(nn.Module):
 
 
 DEVIATIONS = (
+    "The formulas are those of the authors' code. We have not read the paper's text.",
     "The authors' code starts from a ResNet-50 that was pretrained with such layers. We start from "
     "ordinary weights: IN begins with the scale and the shift of BN.",
     "The authors' code also keeps BN's score with the client, because its name contains "
-    "'batchnorm'. We average both scores, as the paper keeps batch normalisation only.",
+    "'batchnorm'. We average both: accounts of the paper keep batch normalisation only.",
     "The authors' code evaluates the round with the best accuracy on the clients' validation "
     "images. We evaluate it as any other method.",
     "As in the authors' code, BN for an unseen domain is the mean of the clients' BN "

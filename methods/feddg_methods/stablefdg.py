@@ -329,8 +329,8 @@ def partners_in_class(labels: Sequence[int]) -> list[int]:
 
 DEVIATIONS = (
     "The authors' code shifts a batch to the centres of a k-means clustering and to drawn styles, "
-    "in this order, so that images do not keep their own styles. We follow the paper: half keep "
-    "theirs.",
+    "in this order, so that images do not keep their own styles. Half keep theirs here, as in "
+    "accounts of the paper, whose text we have not read beyond its introduction.",
     "The authors' code exchanges styles after round 1 only, measured on augmented images. We "
     "exchange them in each round, measured on the images as stored.",
     "The order in which styles go around is a random cycle. The authors' code tries pairs until "

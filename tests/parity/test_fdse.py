@@ -1,57 +1,74 @@
-"""FDSE: layers, loss and both aggregations in float64, and what travels."""
+"""FDSE: a training step and both aggregations in float64, and what travels."""
 
 from __future__ import annotations
 
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.core.messages import nbytes
-from feddg_methods.fdse import Decomposed, consensus, consistency, personalised
-from tests.helpers import ALL, PLAIN, hyper, refused
+from feddg_methods.fdse import Decomposed, consensus, personalised
+from tests.helpers import ALL, PLAIN, bitwise, hyper, refused
+from tests.stages import X, Y, leaves, logits, pooled, same_step, two_stages
 from tests.tester import MethodTester
 
-# ------------------------------------------------------------------------------- layers
+# -------------------------------------------------------------------------- a training step
 
 
-def convolved(x, kernels, groups=1):
-    """Return 3 x 3 convolutions of maps [B, C, H, W] with a border of zeros."""
-    b, c, h, w = x.shape
-    wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    out = np.zeros((b, len(kernels), h, w))
-    per = c // groups
-    for n, kernel in enumerate(kernels):
-        first = n // (len(kernels) // groups) * per
-        for i in range(3):
-            for j in range(3):
-                part = wide[:, first : first + per, i : i + h, j : j + w]
-                out[:, n] += np.einsum("bchw,c->bhw", part, kernel[:, i, j])
-    return out
+def normalised(z, scale, shift):
+    mean, var = z.mean((0, 2, 3), keepdim=True), z.var((0, 2, 3), keepdim=True, correction=0)
+    return scale.view(-1, 1, 1) * (z - mean) / (var + 1e-5).sqrt() + shift.view(-1, 1, 1)
 
 
-def normal(x):
-    mean, var = x.mean((0, 2, 3), keepdims=True), x.var((0, 2, 3), keepdims=True)
-    return (x - mean) / np.sqrt(var + 1e-5)
+def decomposed(p, x, name, channels, **convolution):
+    """Return what the DSE makes, and its normalised values (Equations 2 and 3)."""
+    p = {n.removeprefix(f"{name}."): value for n, value in p.items() if n.startswith(f"{name}.")}
+    s = F.conv2d(x, p["dfe.weight"], **convolution)
+    s = normalised(s, p["dse.norm.weight"], p["dse.norm.bias"]).clamp(min=0)
+    more = F.conv2d(s, p["dse.erase.weight"], padding=1, groups=s.shape[1])
+    z = torch.cat([s, more], 1)[:, :channels]
+    return z, normalised(z, p["norm.weight"], p["norm.bias"])
 
 
-@pytest.mark.parametrize(("t", "g"), [(4, 2), (5, 2), (6, 3)])
-def test_a_decomposed_convolution(t, g):
-    """BN_2([s, U(s)]) with s = BN_1(DFE(x)), cut to T channels."""
-    conv = nn.Conv2d(3, t, 3, padding=1).double()
-    layer = Decomposed(conv, g).double()
-    m = -(-t // g)
-    kernels = conv.weight.detach().numpy()[:m]  # the DFE begins as the layer's first filters
-    (erase,) = (p.detach().numpy() for p in layer.dse.parameters() if p.dim() == 4)
-    assert erase.shape == (m * (g - 1), 1, 3, 3)
-    x = np.random.default_rng(0).normal(size=(2, 3, 4, 4))
-    s = normal(convolved(x, kernels))
-    expected = normal(np.concatenate([s, convolved(s, erase, groups=m)], 1)[:, :t])
-    np.testing.assert_allclose(layer(torch.from_numpy(x)).detach(), expected, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("g", [2, 3])
+@pytest.mark.parametrize("lam", [0.0, 3.0])
+def test_a_training_step(lam, g):
+    """Cross entropy + lambda sum_l w_l L_l (Equations 4 to 7); later layers weigh more."""
+    method = two_stages("fdse", lam=lam, beta=0.7, ratio=g)
+    named = {"backbone.net.0": 4, "backbone.net.3": 5}
+    layers = {name: method.get_submodule(name) for name in named}
+    received, kept = {}, {}
+    for name, layer in layers.items():
+        for tensor in (*layer.norm.parameters(), *layer.dse.norm.parameters()):
+            nn.init.normal_(tensor)
+        for part in ("mean", "var"):
+            statistic = getattr(layer.norm, f"running_{part}")
+            received[f"{name}.norm.running_{part}"] = torch.rand_like(statistic)
+            kept[name, part] = nn.init.uniform_(statistic).clone()
+    p = leaves(method)
+
+    z, made = X, {}
+    for name, channels in named.items():
+        made[name], z = decomposed(p, z, name, channels, padding=int(channels == 4))
+        z = z.tanh()
+    expected = F.cross_entropy(logits(p, pooled(z)), Y)
+    w = torch.tensor([1.0, np.exp(0.7)], dtype=torch.float64)
+    for share, (name, z) in zip(w / w.sum(), made.items(), strict=True):
+        muhat = 0.9 * kept[name, "mean"] + 0.1 * z.mean((0, 2, 3))
+        vhat = 0.9 * kept[name, "var"] + 0.1 * z.var((0, 2, 3))
+        mu, v = (received[f"{name}.norm.running_{part}"] for part in ("mean", "var"))
+        moved, spread = (muhat - mu).square().mean(), (vhat.sum() - v.sum()) / len(v)
+        expected = expected + lam * share * (moved + spread**2)
+    with method.state.serving(SimpleNamespace(weights=received)):
+        loss = method.training_step((X, Y), 0)
+    same_step(method, loss, expected, p)
 
 
 def test_strides_stay_and_other_convolutions_too(start_run):
@@ -59,6 +76,8 @@ def test_strides_stay_and_other_convolutions_too(start_run):
     found = {n: m for n, m in run.method.named_modules() if isinstance(m, Decomposed)}
     assert [layer.dfe.out_channels for layer in found.values()] == [8, 16, 32, 64]
     assert all(layer.dfe.stride == (2, 2) for layer in found.values())
+    conv = nn.Conv2d(3, 5, 3)
+    bitwise(Decomposed(conv, 2).dfe.weight, conv.weight[:3])  # it begins as the first filters
     depthwise = nn.Conv2d(4, 4, 3, groups=4)
     net = nn.Sequential(depthwise)
     with refused(SettingsError, "fdse needs a network with convolutions"):
@@ -73,71 +92,6 @@ class Wrapped(nn.Module):
     def __init__(self, net):
         super().__init__()
         self.net = net
-
-
-# --------------------------------------------------------------------------------- loss
-
-
-def test_consistency():
-    """1 / T ||muhat - mu||^2 + (1 / T sum_c (vhat_c - v_c))^2, with a gradient of the batch."""
-    rng = np.random.default_rng(1)
-    z = rng.normal(1, 2, (5, 3, 2, 2))
-    mu, old_mu = rng.normal(size=(2, 3))
-    v, old_v = rng.uniform(0.5, 2, (2, 3))
-    norm = nn.BatchNorm2d(3).double()
-    norm.running_mean.copy_(torch.from_numpy(old_mu))
-    norm.running_var.copy_(torch.from_numpy(old_v))
-
-    def loss(values):
-        muhat = 0.9 * old_mu + 0.1 * values.mean((0, 2, 3))
-        vhat = 0.9 * old_v + 0.1 * values.var((0, 2, 3), ddof=1)
-        return ((muhat - mu) ** 2).mean() + (vhat - v).mean() ** 2
-
-    leaf = torch.from_numpy(z).requires_grad_()
-    norm(leaf)
-    found = consistency(leaf, norm, torch.from_numpy(mu), torch.from_numpy(v))
-    assert found.item() == pytest.approx(loss(z), rel=1e-12)
-    found.backward()
-    for place in ((0, 0, 0, 0), (4, 2, 1, 0)):
-        step = np.zeros_like(z)
-        step[place] = 1e-5
-        slope = (loss(z + step) - loss(z - step)) / 2e-5
-        assert leaf.grad[place].item() == pytest.approx(slope, rel=1e-6)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_the_loss_of_a_step(start_run, recorder, number):
-    """The term begins in round 2, and later layers weigh more."""
-    values = {"lam": 3.0, "beta": 0.7}
-    run = start_run("fdse", ALL, PLAIN, hyper(**values), executor=recorder)
-    run.rounds(number)
-    method = run.method
-    task = next(t for t in recorder.tasks if t.round == number)
-    client = recorder.worker._client(task)
-    method.train()
-    method.state.load(task.weights)
-    batch = next(iter(client.batches(train=False)))
-    seen = []
-    layers = [(n, m) for n, m in method.named_modules() if isinstance(m, Decomposed)]
-    hooks = [m.norm.register_forward_pre_hook(lambda _m, z: seen.append(z[0])) for _, m in layers]
-    with method.state.serving(client), torch.no_grad():
-        plain = torch.nn.functional.cross_entropy(method(batch[0]), batch[1])
-        method.state.load(task.weights)
-        loss = method.training_step(batch, 0)
-    for hook in hooks:
-        hook.remove()
-    w = np.exp(0.7 * np.arange(len(layers)))
-    w = w / w.sum()
-    expected = plain.item()
-    if number > 1:
-        for share, (name, _), z in zip(w, layers, seen, strict=False):
-            mu, v = (task.weights[f"{name}.norm.running_{s}"].double() for s in ("mean", "var"))
-            flat = z.double().transpose(0, 1).flatten(1)
-            moved = (0.1 * (flat.mean(1) - mu)).square().mean()
-            spread = (0.1 * (flat.var(1) - v)).mean().square()
-            expected += 3.0 * share * (moved + spread).item()
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
-    assert not any(layer._forward_pre_hooks for layer in method.modules())
 
 
 # -------------------------------------------------------------------------- aggregation
