@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
+from feddg_bench.config.layers import validate
+from feddg_bench.config.schema import TrainSettings
 from feddg_bench.core.messages import LocalUpdate, Reply, nbytes
+from feddg_bench.plugins import load_method
 from feddg_methods.fedproto import distance, prototype_logits
 from tests.helpers import ALL, PLAIN, bitwise, hyper
 from tests.quadratics import quadratics
@@ -62,6 +66,64 @@ class TestDitto(MethodTester):
 
 
 # ------------------------------------------------------------------------------------- FedProto
+
+
+class Colours(nn.Module):
+    """Features are a linear map of an image's mean colour."""
+
+    num_features = 2
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(3, 2)
+
+    def forward(self, images):
+        return self.map(images.to(self.map.weight).mean((2, 3)))
+
+
+def test_fedproto(start_run, toy_federation):
+    """Three rounds of two epochs, each of one step on all images of a client."""
+    layer = {"train": {"optimizer": "sgd", "lr": 0.5, "batch_size": 64, "local_epochs": 2}}
+    kind, classes = load_method("fedproto"), toy_federation.num_classes
+    torch.manual_seed(0)
+    method = kind(
+        validate(kind.Settings, {"lam": 3.0}),
+        backbone=Colours(),
+        num_classes=classes,
+        train=TrainSettings(**layer["train"]),
+    )
+    method.backbone.double()
+    method.classifier.double()
+    first = [t.detach().numpy().copy() for t in method.parameters()]
+    run = start_run("fedproto", ALL, PLAIN, layer, method=method)
+    run.rounds(3)
+
+    f, table, known = run.federation, np.zeros((classes, 2)), np.zeros(classes)
+    own = {name: [w.copy() for w in first] for name in f.clients}
+    for _ in range(3):
+        sums, counts = np.zeros((classes, 2)), np.zeros(classes)
+        for name, index in f.clients.items():
+            x, y = (f.images[index] / 255).mean((1, 2)), f.labels[index]
+            one = np.eye(classes)[y]
+            for epoch in (0, 1):
+                a, c, v, b = own[name]
+                z = x @ a.T + c
+                e = np.exp(z @ v.T + b)
+                by_score = (e / e.sum(1, keepdims=True) - one) / len(y)
+                gap = (z - table[y]) * known[y, None]
+                by_z = by_score @ v + 3.0 * 2 * gap / gap.size
+                steps = by_z.T @ x, by_z.sum(0), by_score.T @ z, by_score.sum(0)
+                own[name] = [w - 0.5 * step for w, step in zip(own[name], steps, strict=True)]
+                if epoch:  # prototypes are the features of the last epoch
+                    sums, counts = sums + one.T @ z, counts + one.sum(0)
+        known = (counts > 0).astype(float)
+        table = sums / np.maximum(counts, 1)[:, None]
+    np.testing.assert_allclose(run.server.broadcast["prototypes"], table, rtol=1e-5, atol=1e-6)
+    for name, weights in own.items():
+        kept = run.executor.memories[name]["own"]
+        found = [kept[n] for n, _ in run.method.named_parameters()]
+        for tensor, w in zip(found, weights, strict=True):
+            np.testing.assert_allclose(tensor, w, rtol=1e-5, atol=1e-6)
 
 
 def test_the_nearest_prototype():

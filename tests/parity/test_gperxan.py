@@ -1,10 +1,13 @@
-"""gPerXAN: its layer and its loss in NumPy, and what is sent and kept."""
+"""gPerXAN: its layer in NumPy, a training step in float64, and what is sent and kept."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
@@ -16,7 +19,8 @@ from feddg_bench.models.backbones import Backbone, build_backbone
 from feddg_bench.models.batch_norm import batch_norm_state, foldable
 from feddg_bench.testing import TaskRecorder
 from feddg_methods.gperxan import XAN, GPerXAN, GPerXANSettings
-from tests.helpers import Pixels, bitwise, refused
+from tests.helpers import bitwise, refused
+from tests.stages import X, Y, leaves, logits, pooled, same_step, stage_1, stage_2, two_stages
 from tests.tester import MethodTester, Twin
 
 EPSILON = 1e-5
@@ -59,43 +63,38 @@ def test_the_layer(training, side):
     np.testing.assert_allclose(found, w[0] * instance + w[1] * bn, rtol=1e-10)
 
 
-def softmax(logits):
-    e = np.exp(logits - logits.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
 @pytest.mark.parametrize("lam", [0.0, 0.5])
-def test_the_received_classifier_guides_the_features(lam):
-    """Its gradient reaches them, and never the client's own classifier."""
-    rng = np.random.default_rng(1)
-    settings = validate(GPerXANSettings, {"lam": lam})
-    method = GPerXAN(settings, backbone=Pixels(), num_classes=3, train=TrainSettings()).double()
-    x, y = rng.normal(size=(5, 4)), np.array([0, 2, 1, 1, 0])
-    own = [t.detach().numpy() for t in method.classifier.parameters()]
-    received = [rng.normal(size=(3, 4)), rng.normal(size=3)]
-    p_k, p_g = (softmax(x @ w.T + b) for w, b in (own, received))
-    by_k, by_g = ((p - np.eye(3)[y]) / 5 for p in (p_k, p_g))
+def test_a_training_step(lam):
+    """The received classifier guides the features, and never trains the client's own."""
+    method = two_stages("gperxan", nn.BatchNorm2d(4), lam=lam)
+    layer = method.backbone.net[1]
+    for tensor in (layer.gamma, layer.beta, layer.s, layer.bn.weight, layer.bn.bias):
+        nn.init.normal_(tensor)
+    p, h_g = leaves(method), {f"classifier.{n}": torch.rand_like(t) for n, t in head(method)}
 
-    class Served:
-        weights = dict(
-            zip(
-                ("classifier.weight", "classifier.bias"),
-                map(torch.from_numpy, received),
-                strict=True,
-            )
-        )
+    def xan(z):
+        q = {name.removeprefix("backbone.net.1."): value for name, value in p.items()}
+        w = q["s"].exp() / q["s"].exp().sum()
+        parts = []
+        for over, scale, shift in (
+            ((2, 3), q["gamma"], q["beta"]),
+            ((0, 2, 3), q["bn.weight"], q["bn.bias"]),
+        ):
+            mean = z.mean(over, keepdim=True)
+            var = (z - mean).square().mean(over, keepdim=True)
+            normal = (z - mean) / (var + EPSILON).sqrt()
+            parts.append(scale[:, None, None] * normal + shift[:, None, None])
+        return w[0] * parts[0] + w[1] * parts[1]
 
-    images = torch.from_numpy(x)[:, :, None, None].requires_grad_()
-    with method.state.serving(Served):
-        loss = method.training_step((images, torch.from_numpy(y)), 0)
-    loss.backward()
-    rows = np.arange(5)
-    expected = -np.log(p_k[rows, y]).mean() - lam * np.log(p_g[rows, y]).mean()
-    assert loss.item() == pytest.approx(expected, rel=1e-6)
-    np.testing.assert_allclose(
-        images.grad[:, :, 0, 0], by_k @ own[0] + lam * by_g @ received[0], rtol=1e-5, atol=1e-9
-    )
-    np.testing.assert_allclose(method.classifier.weight.grad, by_k.T @ x, rtol=1e-5, atol=1e-9)
+    z = pooled(stage_2(p, stage_1(p, X, xan)))
+    expected = F.cross_entropy(logits(p, z), Y) + lam * F.cross_entropy(logits(h_g, z), Y)
+    with method.state.serving(SimpleNamespace(weights=h_g)):
+        loss = method.training_step((X, Y), 0)
+    same_step(method, loss, expected, p)
+
+
+def head(method):
+    return method.classifier.state_dict().items()
 
 
 # ------------------------------------------------------------------- layers and messages

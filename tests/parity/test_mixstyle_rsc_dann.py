@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from feddg_bench.common.errors import SettingsError
@@ -17,6 +19,7 @@ from feddg_methods.dann import DANN, DANNSettings, Reversed, rise
 from feddg_methods.mixstyle import mixed_styles
 from feddg_methods.rsc import RSC, RSCSettings, unmuted
 from tests.helpers import Pixels, bitwise, hyper, refused
+from tests.stages import X, Y, leaves, logits, pooled, same_step, stage_1, stage_2, two_stages
 from tests.tester import MethodTester, Twin
 
 
@@ -56,32 +59,46 @@ def test_stages_give_maps_of_falling_resolution(name):
 # ------------------------------------------------------------------------------ MixStyle
 
 
+def mixed(x, j, lam):
+    """Return maps with the mixed means and deviations, which take no gradient."""
+    mu = x.mean((2, 3), keepdim=True).detach()
+    sigma = (x.var((2, 3), keepdim=True) + 1e-6).sqrt().detach()
+    share = lam.view(-1, 1, 1, 1)
+    gamma, beta = (share * s + (1 - share) * s[j] for s in (sigma, mu))
+    return gamma * (x - mu) / sigma + beta
+
+
 def test_mixed_styles():
     """The result has the mixed mean and standard deviation, and the own map's pattern."""
-    rng = np.random.default_rng(0)
-    x, j, lam = rng.normal(2, 3, (3, 2, 4, 4)), np.array([2, 0, 1]), np.array([0.25, 1.0, 0.0])
-    mu, sigma = x.mean((2, 3)), np.sqrt(x.var((2, 3), ddof=1) + 1e-6)
-    share = lam[:, None]
-    gamma, beta = (share * s + (1 - share) * s[j] for s in (sigma, mu))
-    normal = (x - mu[..., None, None]) / sigma[..., None, None]
-    expected = gamma[..., None, None] * normal + beta[..., None, None]
-    maps = torch.from_numpy(x).requires_grad_()
-    found = mixed_styles(maps, torch.from_numpy(j), torch.from_numpy(lam))
-    np.testing.assert_allclose(found.detach(), expected, rtol=1e-12)
-    found.sum().backward()  # styles take no gradient: each map's is gamma / sigma
-    ratio = np.broadcast_to((gamma / sigma)[..., None, None], x.shape)
-    np.testing.assert_allclose(maps.grad, ratio, rtol=1e-12)
+    x, j = torch.randn(3, 2, 4, 4, dtype=torch.float64), torch.tensor([2, 0, 1])
+    lam = torch.tensor([0.25, 1.0, 0.0], dtype=torch.float64)
+    found = mixed_styles(x, j, lam)
+    assert_close(found, mixed(x, j, lam))
+    assert_close(found[2].mean((1, 2)), x[1].mean((1, 2)))
+    assert_close(found[2].std((1, 2)), x[1].std((1, 2)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_training_step_of_mixstyle(seed):
+    """Partners are drawn once, lambda in each stage; two of the four batches are mixed."""
+    method = two_stages("mixstyle", stages=[1, 2])
+    p = leaves(method)
+    torch.manual_seed(seed)
+    z = stage_1(p, X)
+    if torch.rand(()) < 0.5:
+        j, beta = torch.randperm(6), torch.distributions.Beta(0.1, 0.1)
+        lam = [beta.sample((6,)).double() for _ in (1, 2)]
+        z = mixed(stage_2(p, mixed(z, j, lam[0])), j, lam[1])
+    else:
+        z = stage_2(p, z)
+    expected = F.cross_entropy(logits(p, pooled(z)), Y)
+    torch.manual_seed(seed)
+    same_step(method, method.training_step((X, Y), 0), expected, p)
 
 
 def test_an_image_that_is_its_own_partner_stays():
     maps = torch.randn(2, 3, 5, 5)
     assert_close(mixed_styles(maps, torch.tensor([0, 1]), torch.tensor([0.3, 0.8])), maps)
-
-
-def test_mixing_leaves_no_hook(start_run):
-    run = start_run("mixstyle", hyper(p=1.0))
-    run.rounds(1)
-    assert not any(layer._forward_hooks for layer in run.method.modules())
 
 
 @pytest.mark.parametrize("stages", [[0], [1, 5]])
@@ -149,6 +166,9 @@ def test_the_rise_of_lambda():
     assert rise(0.0, 10.0) == 0.0
     assert rise(0.5, 10.0) == pytest.approx(math.tanh(2.5))
     assert rise(1.0, 10.0) == pytest.approx(0.9999092)
+    method = two_stages("dann", weight=2.0)
+    with method.state.serving(SimpleNamespace(round=3, rounds=5)):
+        assert method.strength() == pytest.approx(2 * math.tanh(2.5))
 
 
 def test_the_gradient_is_reversed():

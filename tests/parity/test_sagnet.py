@@ -10,11 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import TrainSettings
-from feddg_bench.models.backbones import Backbone
-from feddg_methods.sagnet import SagNet, SagNetSettings, content_randomised, style_randomised
+from feddg_methods.sagnet import content_randomised, style_randomised
 from tests.helpers import bitwise, hyper, refused
+from tests.stages import X, Y, leaves, logits, pooled, stage_1, stage_2, two_stages
 from tests.tester import MethodTester
 
 EPSILON = 1e-5
@@ -45,29 +43,20 @@ def test_maps_of_one_pixel_have_no_content():
 
 # -------------------------------------------------------------------------- a training step
 
-X, Y = torch.rand(6, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
-
 
 def small(normalised, **values):
-    torch.manual_seed(1)
-    norm = nn.GroupNorm(2, 4) if normalised else nn.Identity()
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), norm, nn.Tanh())
-    net.extend([nn.Conv2d(4, 5, 2), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()])
-    backbone = Backbone(net, 5, 0, "none", stages=("2", "4"))
-    settings = validate(SagNetSettings, {"stage": 1, **values})
-    return SagNet(settings, backbone=backbone, num_classes=3, train=TrainSettings()).double()
+    return two_stages("sagnet", nn.GroupNorm(2, 4) if normalised else None, stage=1, **values)
 
 
 def first(p, x):
-    z = F.conv2d(x, p["backbone.net.0.weight"], p["backbone.net.0.bias"], padding=1)
-    if "backbone.net.1.weight" in p:
-        z = F.group_norm(z, 2, p["backbone.net.1.weight"], p["backbone.net.1.bias"])
-    return z.tanh()
+    def norm(z):
+        return F.group_norm(z, 2, p["backbone.net.1.weight"], p["backbone.net.1.bias"])
+
+    return stage_1(p, x, norm) if "backbone.net.1.weight" in p else stage_1(p, x)
 
 
 def rest(p, z, convolution, classifier):
-    z = F.conv2d(z, p[f"{convolution}.weight"], p[f"{convolution}.bias"]).tanh().mean((2, 3))
-    return F.linear(z, p[f"{classifier}.weight"], p[f"{classifier}.bias"])
+    return logits(p, pooled(stage_2(p, z, convolution)), classifier)
 
 
 def style(z):
@@ -80,7 +69,7 @@ def style(z):
 def test_each_loss_trains_its_part(normalised, clip):
     """Without normalisation in G_f, all of it learns from the adversarial loss."""
     method = small(normalised, weight=0.7, clip=clip)
-    p = {name: value.detach().requires_grad_() for name, value in method.named_parameters()}
+    p = leaves(method)
     torch.manual_seed(7)
     a, styles, contents = torch.rand(6).double(), torch.randperm(6), torch.randperm(6)
     mu, sigma = style(first(p, X))

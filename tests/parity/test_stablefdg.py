@@ -1,4 +1,4 @@
-"""StableFDG: sharing, shifting, exploration and the highlighter in NumPy, and who gets a style."""
+"""StableFDG: a whole training step in float64, its parts in NumPy, and who gets a style."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from feddg_bench.common.errors import SettingsError
-from feddg_bench.config.layers import validate
-from feddg_bench.config.schema import TrainSettings
-from feddg_bench.models.backbones import Backbone
 from feddg_bench.testing import TaskRecorder
 from feddg_methods.shared.adain import EPSILON
 from feddg_methods.stablefdg import (
     Highlighter,
-    StableFDG,
-    StableFDGSettings,
     balancing,
     cycle,
     explored,
@@ -29,6 +24,7 @@ from feddg_methods.stablefdg import (
     shifted,
 )
 from tests.helpers import ALL, bitwise, hyper, refused
+from tests.stages import X, Y, leaves, logits, pooled, same_step, stage_1, stage_2, two_stages
 from tests.tester import MethodTester, Twin
 
 
@@ -72,15 +68,6 @@ def test_a_client_alone_in_its_round_gets_none(start_run):
     assert [task.told for task in recorder.tasks] == [{}, {}]
 
 
-def small(**values):
-    torch.manual_seed(1)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 5, 2), nn.Tanh())
-    net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten()])
-    backbone = Backbone(net, 5, 0, "none", stages=("1", "3"))
-    settings = validate(StableFDGSettings, {"stages": [1], "width": 3, **values})
-    return StableFDG(settings, backbone=backbone, num_classes=3, train=TrainSettings()).double()
-
-
 class Served:
     """A client with two batches."""
 
@@ -95,9 +82,8 @@ class Served:
 
 
 def test_a_clients_style():
-    method = small()
-    with torch.no_grad():
-        maps = method.backbone.net[:2](Served.images).numpy()
+    method = two_stages("stablefdg", stages=[1])
+    maps = stage_1(leaves(method), Served.images).detach().numpy()
     each = np.stack(styles(maps))  # [2, B, C]
     found = method.local_style(Served())["style"]
     expected = np.stack([each.mean(1), each.std(1, ddof=1)])
@@ -202,35 +188,32 @@ def test_partners_are_the_next_of_the_class():
     assert partners_in_class([0, 1, 0, 2, 0, 1]) == [2, 5, 4, 3, 0, 1]
 
 
-def attention(z, other, weights, biases):
+def attention(p, z, other):
     """Return A, [B, P], over all pairs of positions."""
-    flat = z.reshape(*z.shape[:2], -1)
-    q, k = (w @ flat + b[:, None] for w, b in zip(weights, biases, strict=True))
-    q, k = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (q, k))
-    scores = np.einsum("bdi,bdj->bij", (q + q[other]) / 2, k).mean(1)
-    e = np.exp(scores - scores.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+    q, k = (
+        torch.einsum("dc,bcp->bdp", p[f"highlighter.theta_{n}.weight"][:, :, 0, 0], z.flatten(2))
+        + p[f"highlighter.theta_{n}.bias"][:, None]
+        for n in "qk"
+    )
+    q, k = (each / each.square().sum(1, keepdim=True).sqrt() for each in (q, k))
+    return torch.einsum("bdi,bdj->bij", (q + q[other]) / 2, k).mean(1).softmax(1)
+
+
+def highlighted(p, z, other):
+    return torch.cat([pooled(z), (z.flatten(2) * attention(p, z, other)[:, None]).sum(2)], 1)
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_highlighted_features(alone):
-    rng = np.random.default_rng(3)
-    method = small(p=0.0)
-    images = torch.from_numpy(rng.uniform(size=(4, 3, 5, 5)))
-    with torch.no_grad():
-        z = method.backbone.net[:4](images).numpy()
-    theta = [layer for _, layer in method.highlighter.named_children()]
-    weights = [layer.weight.detach().numpy()[:, :, 0, 0] for layer in theta]
-    other = np.arange(4) if alone else np.array([1, 2, 3, 0])
-    a = attention(z, other, weights, [layer.bias.detach().numpy() for layer in theta])
-    flat = z.reshape(4, 5, -1)
-    expected = np.concatenate([flat.mean(2), (flat * a[:, None]).sum(2)], 1)
-    with torch.no_grad():
-        found = method.represent(images, None if alone else torch.from_numpy(other))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    method = two_stages("stablefdg", stages=[1], width=3)
+    p = leaves(method)
+    other = [0, 1, 2, 3, 4, 5] if alone else [1, 2, 3, 4, 5, 0]
+    expected = highlighted(p, stage_2(p, stage_1(p, X)), other)
+    found = method.represent(X, None if alone else torch.tensor(other))
+    assert_close(found, expected)
     assert method.classifier.weight.shape == (3, 10)
     if alone:
-        bitwise(method.features(images), found)
+        bitwise(method.features(X), found)
 
 
 def test_attention_is_even_over_equal_positions():
@@ -238,20 +221,80 @@ def test_attention_is_even_over_equal_positions():
     assert_close(found, torch.full((2, 1, 3, 3), 1 / 9))
 
 
-def test_the_loss_is_over_images_and_copies():
-    method, given = small(p=1.0, oversampling=0.5), []
-    method.classifier.register_forward_hook(lambda _l, inputs, _o: given.append(inputs[0]))
-    labels = torch.tensor([0, 0, 0, 0, 1, 1])
-    loss = method.training_step((torch.rand(6, 3, 4, 4).double(), labels), 0)
-    (z,) = given
-    assert z.shape == (9, 10)
-    # The first two copies are of class 1, and then both are equally frequent.
-    logits = z @ method.classifier.weight.T + method.classifier.bias
-    known = torch.cat([labels, torch.tensor([1, 1])])
-    losses = -logits.log_softmax(1)
-    either = [(losses[range(8), known].sum() + losses[8, c]) / 9 for c in (0, 1)]
-    assert any(torch.isclose(loss, each) for each in either)
-    assert not any(layer._forward_hooks for layer in method.backbone.modules())
+# -------------------------------------------------------------------------- a training step
+
+
+def style(z):
+    """Return mean and standard deviation, [B, C, 1, 1] each, constants for the gradient."""
+    return wide(pooled(z)).detach(), wide((z.var((2, 3)) + EPSILON).sqrt()).detach()
+
+
+def drawn_copies(labels, number):
+    """Draw images of the rarest classes: a number for the class, one for the image."""
+    every, copies = list(labels), []
+    for u, v in torch.rand(number, 2).tolist():
+        counts = Counter(every)
+        rarest = sorted(c for c in counts if counts[c] == min(counts.values()))
+        own = rarest[int(u * len(rarest))]
+        members = [i for i, c in enumerate(labels) if c == own]
+        copies.append(members[int(v * len(members))])
+        every.append(own)
+    return copies
+
+
+@pytest.mark.parametrize(("p", "seed"), [(1.0, 0), *((0.5, seed) for seed in range(1, 9))])
+def test_a_training_step(p, seed):
+    """The loss and all gradients, by the page of formulas; numbers are drawn in the same order."""
+    alpha, labels = 2.0, Y.tolist()
+    method = two_stages("stablefdg", p=p, alpha=alpha, oversampling=0.5, stages=[1, 2], width=3)
+    w, phi = leaves(method), torch.rand(2, 2, 4, dtype=torch.float64) - 0.2
+
+    torch.manual_seed(seed)
+    if shifting := bool(torch.rand(()) < p):
+        uniform, noise = torch.rand(3), torch.randn(3, 2, 4)
+    exploring = [stage for stage in (1, 2) if torch.rand(()) < p]
+    copies = drawn_copies(labels, 3) if exploring else []
+    every = labels + [labels[i] for i in copies]
+    mixing = {}
+    for stage in exploring:
+        lam = torch.distributions.Beta(0.1, 0.1).sample((len(every),)).double()
+        mixing[stage] = lam.view(-1, 1, 1, 1), torch.randperm(len(every))
+
+    z = stage_1(w, X)
+    if shifting:
+        mu, sigma = style(z)
+        kept = seeding(torch.cat([mu, sigma], 1).flatten(1).numpy(), uniform.numpy())
+        new = dict(
+            zip([i for i in range(6) if i not in kept], phi[0] + phi[1] * noise, strict=True)
+        )
+        z = torch.stack(
+            [
+                wide(new[i][1].clamp(min=0)) * (z[i] - mu[i]) / sigma[i] + wide(new[i][0])
+                if i in new
+                else z[i]
+                for i in range(6)
+            ]
+        )
+    for stage in (1, 2):
+        z = stage_2(w, z) if stage == 2 else z
+        if stage in mixing:
+            (lam, other), joining, copies = mixing[stage], copies, []
+            mu, sigma = style(z)
+            normal = (z - mu) / sigma
+            far = [s[joining] + alpha * (s[joining] - s.mean(0)) for s in (mu, sigma)]
+            mu, sigma = torch.cat([mu, far[0]]), torch.cat([sigma, far[1].clamp(min=0)])
+            beta, gamma = (lam * s + (1 - lam) * s[other] for s in (mu, sigma))
+            z = gamma * torch.cat([normal, normal[joining]]) + beta
+    pairs = []  # the next image of the class, from the last one on the first
+    for i in range(len(every)):
+        order = [*range(i + 1, len(every)), *range(i + 1)]
+        pairs.append(next(j for j in order if every[j] == every[i]))
+    expected = F.cross_entropy(logits(w, highlighted(w, z, pairs)), torch.tensor(every))
+
+    torch.manual_seed(seed)
+    with method.state.serving(SimpleNamespace(broadcast={"style": phi})):
+        loss = method.training_step((X, Y), 0)
+    same_step(method, loss, expected, w)
 
 
 def test_a_stage_that_the_backbone_lacks_is_refused(start_run):
