@@ -30,7 +30,7 @@ from feddg_methods.copa import (
     mix_batch_norm,
 )
 from feddg_methods.fedavg import FedAvg
-from tests.helpers import UNIFORM, bitwise, hyper
+from tests.helpers import UNIFORM, Features, as_images, bitwise, hyper
 
 close = partial(assert_close, rtol=1e-6, atol=1e-9)
 RESNET = {
@@ -224,27 +224,11 @@ def test_shares_are_clipped():
 # ----------------------------------------------------------------- a model of four features
 
 
-class Features(nn.Module):
-    """Reads an image's features off its first pixels."""
-
-    num_features = 4
-
-    def forward(self, images):
-        return images[:, 0, 0, :4]
-
-
-def as_images(features):
-    """Return images from which `Features` reads these features."""
-    pixels = torch.zeros(len(features), 3, 4, 4, dtype=features.dtype)
-    pixels[:, 0, 0, :4] = features
-    return pixels
-
-
 def build(slots=2, classes=3, **values):
     with torch_stream(0, "init"):
         return Copa(
             validate(CopaSettings, values),
-            backbone=Features(),
+            backbone=Features(4),
             num_classes=classes,
             train=TrainSettings(),
             clients=tuple(f"client_{i}" for i in range(slots)),
@@ -447,7 +431,7 @@ def test_with_one_client_it_is_fedavg_bit_for_bit(start_run, toy_federation):
 def counted(slot="auto", clients=0, sources=()):
     settings = validate(CopaSettings, {"slot": slot})
     names = tuple(f"client_{i:03}" for i in range(clients))
-    parts = {"backbone": Features(), "num_classes": 3, "train": TrainSettings()}
+    parts = {"backbone": Features(4), "num_classes": 3, "train": TrainSettings()}
     return Copa(settings, **parts, clients=names, sources=sources)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.testing import assert_close
 
 from feddg_bench.config.layers import validate
@@ -14,6 +13,7 @@ from feddg_bench.config.schema import TrainSettings
 from feddg_methods.fedalign import FedAlign, FedAlignSettings, chances
 from tests.helpers import Features, hyper, rng
 from tests.tester import MethodTester, Twin
+from tests.views import loss_of_views, views_made
 
 # ------------------------------------------------------------------------ choice of styles
 
@@ -74,39 +74,12 @@ def test_clients_choose_among_the_styles_they_got(start_run, recorder):
 @pytest.mark.parametrize("chained", [True, False])
 def test_the_second_view_is_one_of_the_first(start_run, recorder, chained):
     run = start_run("fedalign", hyper(chained=chained), executor=recorder)
-    seen = []
-    make = run.method.view
-
-    def noted(images, own):
-        seen.append((images, make(images, own)))
-        return seen[-1][1]
-
-    run.method.view = noted
-    run.rounds(1)
-    assert seen
-    for (original, first), (source, second) in zip(seen[::2], seen[1::2], strict=True):
+    for (original, first), (source, second) in views_made(run):
         assert source is (first if chained else original)
         assert not torch.equal(first, second)
 
 
 # ---------------------------------------------------------------------------------- loss
-
-
-class Scores(nn.Module):
-    """Gives the views their logits, in the order of the calls."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = iter(logits)
-
-    def forward(self, z):
-        return next(self.logits) + 0 * z.sum()
-
-
-def pixels(features):
-    images = features.new_zeros(len(features), 3, 4, 4)
-    images[:, 0, 0, :2] = features
-    return images
 
 
 @pytest.mark.parametrize(
@@ -120,33 +93,31 @@ def pixels(features):
     ids=str,
 )
 def test_the_loss(values, weights):
-    """CE + CE1 + CE2 + lambda 1 SC + lambda 2 JS + lambda 3 RC."""
+    """CE + CE1 + CE2 + lambda 1 SC + lambda 2 JS + lambda 3 RC, and its gradient of Z, Z1, Z2."""
     noise = np.random.default_rng(3)
-    z, logits = noise.normal(size=(3, 5, 2)), noise.normal(size=(3, 5, 4))
-    y = np.array([0, 1, 0, 2, 1])
-    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    expected = -np.log(p[:, np.arange(5), y]).mean(1).sum()
-    twice = np.tile(y, 2)
+    z, scores = (torch.from_numpy(noise.normal(size=(3, 5, d))) for d in (2, 4))
+    y, z = torch.tensor([0, 1, 0, 2, 1]), z.requires_grad_()
+    p = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    expected = -p[:, range(5), y].log().mean(1).sum() + 0 * z.sum()
+    twice = y.repeat(2)
     for view in (1, 2):
-        rows = np.concatenate([z[view], z[0]])
-        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        e = np.exp(rows @ rows.T / 0.1)
+        rows = torch.cat([z[view], z[0]])
+        rows = rows / rows.norm(dim=1, keepdim=True)
+        e = (rows @ rows.T / 0.1).exp()
         terms = []
         for i in range(10):
             others = [j for j in range(10) if j != i]
             own = [j for j in others if twice[j] == twice[i]]
-            terms.append(-np.mean([np.log(e[i, j] / e[i, others].sum()) for j in own]))
-        expected += weights[0] * np.mean(terms) / 2
-        expected += weights[2] * ((z[view] - z[0]) ** 2).mean() / 2
-    expected += weights[1] * (p * np.log(p / p.mean(0))).sum(-1).mean()
+            terms += [-(e[i, own] / e[i, others].sum()).log().mean()]
+        expected = expected + weights[0] * torch.stack(terms).mean() / 2
+        expected = expected + weights[2] * (z[view] - z[0]).square().mean() / 2
+    expected = expected + weights[1] * (p * (p / p.mean(0)).log()).sum(-1).mean()
 
     s = validate(FedAlignSettings, values)
     method = FedAlign(s, backbone=Features(), num_classes=4, train=TrainSettings())
-    method.classifier = Scores(torch.from_numpy(logits))
-    later = iter(torch.from_numpy(z[1:]))
-    method.view = lambda *_: pixels(next(later))
-    batch = pixels(torch.from_numpy(z[0])), torch.from_numpy(y)
-    assert method.training_step(batch, 0).item() == pytest.approx(expected, rel=1e-9)
+    loss = loss_of_views(method, list(z), y, list(scores))
+    assert_close(loss, expected)
+    assert_close(*(torch.autograd.grad(total, z)[0] for total in (loss, expected)))
 
 
 def test_without_views_it_is_cross_entropy():

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.testing import assert_close
 
 from feddg_bench.common.errors import SettingsError
@@ -29,31 +28,12 @@ from feddg_methods.fedccrl import (
 from feddg_methods.shared.draws import draw_rows
 from tests.helpers import PLAIN, Features, bitwise, hyper, rng
 from tests.tester import MethodTester, Twin
+from tests.views import loss_of_views, views_made
 
 OFF = {"ccdt": False, "difp": False, "ra": False, "js": False}
 
 
 # ------------------------------------------------------------------------- the loss by hand
-
-
-def as_images(features):
-    """Return images from which `Features` reads these features."""
-    images = features.new_zeros(len(features), 3, 4, 4)
-    images[:, 0, 0, :2] = features
-    return images
-
-
-class Scores(nn.Module):
-    """Gives the views their logits, in the order of the calls."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = list(logits)
-        self.calls = 0
-
-    def forward(self, z):
-        self.calls += 1
-        return self.logits[self.calls - 1] + 0 * z.sum()
 
 
 def build(classes=2, **values):
@@ -63,11 +43,7 @@ def build(classes=2, **values):
 
 def loss(views, labels, logits, **values):
     """Return the loss of three given views (features) with given logits."""
-    method = build(logits[0].shape[1], **values)
-    method.classifier = Scores(logits)
-    later = iter(views[1:])
-    method.view = lambda *_: as_images(next(later))
-    return method.training_step((as_images(views[0]), labels), 0)
+    return loss_of_views(build(logits[0].shape[1], **values), views, labels, logits)
 
 
 Z1 = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
@@ -434,16 +410,7 @@ def test_without_a_clamp_bright_pixels_turn_dark(start_run, monkeypatch):
 
 def test_both_views_of_a_step_are_drawn_independently(start_run, recorder):
     run = start_run("fedccrl", executor=recorder)
-    seen = []
-    make = run.method.view
-
-    def keep(images, own):
-        seen.append((images, make(images, own)))
-        return seen[-1][1]
-
-    run.method.view = keep
-    run.rounds(1)
-    for (original, first), (same, second) in zip(seen[::2], seen[1::2], strict=True):
+    for (original, first), (same, second) in views_made(run):
         assert original is same
         assert original.shape == first.shape == second.shape
         assert not torch.equal(first, second)

@@ -25,7 +25,7 @@ from feddg_methods.pardon import (
     random_negatives,
 )
 from feddg_methods.shared.passes import features_of_each
-from tests.helpers import PLAIN, Features, bitwise, pixel
+from tests.helpers import PLAIN, Features, as_images, bitwise, pixel
 from tests.tester import MethodTester
 
 PIXEL = {"hyper": {"style": "pixel"}}
@@ -49,13 +49,6 @@ class Scores(nn.Module):
 
     def forward(self, z):
         return LOGITS + 0 * z + self.classes
-
-
-def as_images(features):
-    """Return images from which `Features` reads these features."""
-    images = torch.zeros(len(features), 3, 4, 4)
-    images[:, 0, 0, :2] = features
-    return images
 
 
 def build(**values):
