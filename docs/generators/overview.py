@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from feddg_bench.plugins import method_title, outline
-from feddg_bench.runs.cards import Crossing, references, shipped_card
+from feddg_bench.runs.cards import Crossing, operations, references, shipped_card
 from generators import ROOT, table
 
 HEADS = (
     "method",
     "group",
     "paper",
-    "passes per image",
+    "operations per image",
     "undoes",
     "lines",
     "client sends, bytes a round",
@@ -41,9 +41,11 @@ def method_table(names: Iterable[str]) -> str:
 - **Bytes**: messages of one client in a round of a tiny run, measured: the small network
   ({_model() // 4:,} parameters) on ten classes, or features of CLIP for methods that need texts. A
   version of the model counts once. *Once* is sent before the first round only.
-- **Passes per image**: passes of a training image through the network, measured in the same run;
-  FedAvg has 1, and a pass without gradients counts a third. Networks for styles are not included:
-  *compute* in the [leaderboards](../leaderboards/index.md) counts all operations of a run.
+- **Operations per image**: those of clients in a round after the first, for each of their images
+  and local epochs, over FedAvg's with the same network ({_million()}), measured in the same run:
+  convolutions and matrix products of all calls, forward and backward, with the random choices of
+  one batch. *Compute* in the [leaderboards](../leaderboards/index.md) counts all operations of a
+  run.
 - **Undoes**: [planted worlds](../leaderboards/worlds.md) in which the method's 95 % interval lies
   above FedAvg's, with the share of the shift that it recovers. *None* means measured without such a
   world; an empty cell, not measured.
@@ -53,13 +55,15 @@ def method_table(names: Iterable[str]) -> str:
 
 def _row(name: str) -> tuple[object, ...]:
     declared, seen = outline(name), shipped_card(name)
-    papers = ", ".join(
-        f"[{each.venue.partition(' on ')[0] or 'arXiv'} {each.year}]({each.link})"
+    papers = "; ".join(
+        f"[{each.title}]({each.link}), {each.venue.partition(' on ')[0] or 'arXiv'} {each.year}"
         for each in references(declared.citation)
     )
     link = f"[{method_title(name)}]({name}.md)"
     up, down = (_bytes(seen, way) for way in ("up", "down")) if seen else ("", "")
-    return link, declared.group, papers, _passes(seen), _undone(name), _lines(name), up, down
+    share = operations(name)
+    work = "" if share is None else f"{share:.2f}"
+    return link, declared.group, papers, work, _undone(name), _lines(name), up, down
 
 
 def _bytes(seen: Crossing, direction: str) -> str:
@@ -85,9 +89,11 @@ def _model() -> int:
     return next(m.items[0].bytes for m in seen.messages if m.direction == "up")
 
 
-def _passes(seen: Crossing | None) -> str:
-    trained = seen is not None and any(message.call == "fit" for message in seen.messages)
-    return f"{seen.passes:g}" if seen and trained else "no training"
+def _million() -> str:
+    """Return FedAvg's operations for an image in the measured runs."""
+    seen = shipped_card("fedavg")
+    assert seen is not None
+    return f"{seen.flop / 1e6:.1f} million"
 
 
 @cache

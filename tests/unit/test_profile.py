@@ -25,6 +25,7 @@ def test_a_convolution_costs_twice_backward(groups):
     forward = 2 * (2 * 16 * 10 * 10) * (8 // groups) * 9
     assert count_flop(lambda: layer(images)) == forward
     assert count_flop(lambda: layer(images).sum().backward()) == 3 * forward
+    assert count_flop(lambda: torch.autograd.grad(layer(images).sum(), images)) == 2 * forward
 
 
 def test_no_gradient_of_the_input_is_not_counted():
@@ -53,12 +54,14 @@ class Uncountable(FedAvg):
         return super().training_step(batch, batch_idx)
 
 
-def test_the_first_task_of_each_call_is_counted():
+def test_the_first_task_of_each_call_is_counted_and_again_in_round_2():
     seen = TaskRecorder()
-    start_toy_run("fediir", executor=seen, counts=True).rounds(2)
-    counted = [t.call for t, r in zip(seen.tasks, seen.replies, strict=True) if r.counted]
-    assert counted == list(dict.fromkeys(task.call for task in seen.tasks))
-    assert len(counted) > 1
+    start_toy_run("fediir", executor=seen, counts=True).rounds(3)
+    counted = [
+        (t.round, t.call) for t, r in zip(seen.tasks, seen.replies, strict=True) if r.counted
+    ]
+    assert counted == list(dict.fromkeys((t.round, t.call) for t in seen.tasks if t.round < 3))
+    assert len(counted) > 2
 
 
 def test_validation_images_are_counted_in_proportion():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -40,10 +41,21 @@ class Tally:
 def count_flop(work: Callable[[], object]) -> int:
     """Return the operations of ``work`` in convolutions and matrix products."""
     mapping = {torch.ops.aten.convolution_backward: _convolution_backward_flop}
-    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+    counter = FlopCounterMode(display=False, custom_mapping=mapping)
+    counter.mod_tracker = _Together()
+    with counter:
         work()
     flop: int = counter.get_total_flops()
     return flop
+
+
+class _Together(nullcontext[None]):
+    """Counts all modules together.
+
+    PyTorch's own tracker fails in `torch.autograd.grad` of a leaf that has passed a module.
+    """
+
+    parents = ("Global",)
 
 
 def _convolution_backward_flop(

@@ -154,7 +154,7 @@ class Worker:
         self._folded = self._foldable()
         self._keeps_outputs = any(find_metric(name).logs for name in federation.metrics)
         self._evaluated: tuple[Weights, list[int], list[Fold]] | None = None
-        self._counted: set[str] = set()
+        self._counted: set[tuple[str, bool]] = set()
         self._modes: list[bool] = []
         self._modules = [*self.method.modules()]
 
@@ -240,10 +240,14 @@ class Worker:
             self._modes = [module.training for module in self._modules]
 
     def run_counted(self, task: Task) -> Reply[Any]:
-        """Run a task; the operations of the first one of each call are counted separately."""
+        """Run a task; the operations of the first one of each call are counted separately.
+
+        They are counted again after round 1, in which methods do less that use an earlier model.
+        """
         counted: dict[str, float] = {}
-        if self.spec.counts and task.call not in self._counted:
-            self._counted.add(task.call)
+        kind = task.call, task.round > 1
+        if self.spec.counts and kind not in self._counted:
+            self._counted.add(kind)
             with suppress(Exception):  # an error that does not come from counting is raised below
                 counted = self._count(task)
         reply = self.run(task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,9 +25,6 @@ from feddg_bench.runs.observer import Observer
 from feddg_bench.runs.request import Plan, Request
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from feddg_bench.core.loop import RoundResult
     from feddg_bench.core.messages import Reply, Task
     from feddg_bench.outlines import Outline
     from feddg_bench.runs.setup import Run
@@ -66,9 +64,9 @@ class Crossing:
     messages: tuple[CardMessage, ...]  # messages in the order of a round
     server: tuple[Item, ...]  # state that the server keeps between rounds, besides the model
     client: tuple[Item, ...]  # state that a client keeps between its tasks
-    # Passes of a training image through the backbone; a pass without gradients costs a third of one
-    # with gradients, and counts as a third.
-    passes: float
+    # Operations of clients' work in a round after the first, for each of their images and local
+    # epochs, by `engine.flop.Tally`.
+    flop: float
     # Deviations of published code from its paper, and what the method does, as its module declares
     # in `DEVIATIONS`; `None` if it declares nothing.
     deviations: tuple[str, ...] | None
@@ -121,6 +119,17 @@ def shipped_card(method: str, key: str | None = None) -> Crossing | None:
     return _CROSSING.validate_python({**seen, "deviations": outline(method).deviations})
 
 
+def operations(method: str) -> float | None:
+    """Return a built-in method's operations for an image over FedAvg's, with the same network.
+
+    ``None`` if its card was recorded with another network, or there is none.
+    """
+    seen, plain = shipped_card(method), shipped_card("fedavg")
+    if seen is None or plain is None or seen.backbone != plain.backbone:
+        return None
+    return seen.flop / plain.flop
+
+
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
     measured: dict[str, dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
@@ -149,32 +158,38 @@ def see_crossing(plan: Plan) -> Crossing:
     federation = synthetic_federation(clients, PER_CLIENT, settings.side, classes, like=like)
     run = start(plan, federation, SerialExecutor(), Resources(device="cpu", workers=1))
     seen = _Listener()
-    seen.watch(run.method.backbone)
     train(run, seen)
     return Crossing(
         backbone=f"{settings.backbone.name}, {classes or 'no'} classes",
         messages=tuple(seen.messages(clients, run.server.broadcast.versions)),
         server=tuple(_items(run.server.memory)),
         client=tuple(_items(seen.kept)),
-        passes=seen.passes(settings.train.local_epochs),
+        flop=seen.flop(settings.train.local_epochs),
         deviations=outline(settings.method).deviations,
     )
 
 
 class _Listener(Observer):
-    """Records types and shapes of all messages, and the state that clients keep."""
+    """Records types and shapes of all messages, the state that clients keep, and operations."""
 
     def __init__(self) -> None:
+        from feddg_bench.engine.flop import Tally
+
         self.seen: dict[tuple[str, str], dict[str, Item]] = {}
         self.asked: dict[str, dict[int, int]] = {}
         self.kept: dict[str, Any] = {}
-        self.trained = 0
-        self.through = 0.0
+        self.images: Counter[str] = Counter()
+        self.tally = Tally()
 
     def replied(self, run: Run, task: Task, reply: Reply[Any]) -> None:
         from feddg_bench.core.messages import content
 
-        self.trained += reply.num_examples * (task.call == "fit")
+        before = self.tally.flop
+        self.tally.add(task, reply)
+        if task.round > 1:
+            self.images[task.call] += reply.num_examples
+        else:
+            self.tally.flop = before
         rounds = self.asked.setdefault(task.call, {})
         rounds[task.round] = rounds.get(task.round, 0) + 1
         down = {"weights": task.weights} if task.weights else {}
@@ -183,23 +198,10 @@ class _Listener(Observer):
         self._note("up", task.call, content(reply.value))
         self.kept = reply.memory or self.kept
 
-    def round(self, run: Run, result: RoundResult) -> None:
-        if result.round == 1:  # its operations are counted, for which work is done twice
-            self.trained, self.through = 0, 0.0
-
-    def watch(self, backbone: nn.Module) -> None:
-        """Count the images that pass through a backbone."""
-
-        def count(_module: nn.Module, given: tuple[Tensor, ...], _output: object) -> None:
-            self.through += len(given[0]) * (1 if torch.is_grad_enabled() else 1 / 3)
-
-        import torch
-
-        backbone.register_forward_hook(count)
-
-    def passes(self, epochs: int) -> float:
-        """Return `Crossing.passes`."""
-        return round(self.through / max(1, self.trained * epochs), 2)
+    def flop(self, epochs: int) -> float:
+        """Return `Crossing.flop`; without training, for the images of the most frequent call."""
+        trained = self.images["fit"] or max(self.images.values(), default=1)
+        return round((self.tally.flop or 0.0) / (trained * epochs))
 
     def _note(self, direction: str, call: str, payload: Mapping[str, Any]) -> None:
         seen = self.seen.setdefault((direction, call), {})

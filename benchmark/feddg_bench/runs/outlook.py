@@ -27,7 +27,7 @@ from feddg_bench.engine.devices import count_workers, find_devices
 from feddg_bench.engine.flop import seconds_of
 from feddg_bench.engine.worker import Worker, WorkerSpec
 from feddg_bench.plugins import method_title
-from feddg_bench.runs.cards import shipped_card
+from feddg_bench.runs.cards import operations
 from feddg_bench.runs.request import Plan
 
 ENOUGH = 0.5
@@ -92,9 +92,9 @@ def _faster(plans: Sequence[Plan]) -> list[str]:
 def expected_seconds(plans: Sequence[Plan], resources: Resources) -> float:
     """Return the estimated seconds of runs here.
 
-    The estimate is images times passes times seconds per image, over the workers. Plain training is
-    measured; a built-in method that passes images through the network more often, by its card, is
-    estimated to take that much longer. Decoding, the server's work and start-up are not counted.
+    The estimate is images times seconds per image, over the workers. Plain training is measured; a
+    built-in method that has more operations for an image, by its card, is estimated to take that
+    much longer. Decoding, the server's work and start-up are not counted.
     """
     workers = count_workers(resources, find_devices(resources.device))
     measured: dict[str, tuple[float, float]] = {}
@@ -115,13 +115,9 @@ def expected_seconds(plans: Sequence[Plan], resources: Resources) -> float:
         share = asked / clients
         work = trained * share * s.train.local_epochs * s.federation.rounds * train
         looks = evaluated * evaluations(s.evaluation, s.federation.rounds) * evaluate
-        total += work * _passes(s.method) / min(workers, asked) + looks / workers
+        total += work * max(1.0, operations(s.method) or 0.0) / min(workers, asked)
+        total += looks / workers
     return total
-
-
-def _passes(method: str) -> float:
-    card = shipped_card(method)
-    return 1.0 if card is None else max(1.0, card.passes)
 
 
 def _images(plan: Plan) -> tuple[int, int, int]:
