@@ -162,32 +162,39 @@ def _trains_features(run: RecordedRun) -> bool:
 
 
 def _other_rates(sheet: Sheet) -> dict[Row, str]:
-    """Return a footnote for each row whose learning rate is not that of the reference.
+    """Return a footnote for each row whose learning rate or optimiser is not the reference's.
 
     There is none where columns vary the rate, or the row's label names it.
     """
     reference = sheet.reference
     if reference is None or _RATE in sheet.varied:
         return {}
-    theirs, said = _rates(reference), {}
+    theirs, said = _steps(reference), {}
     for row in sheet.rows:
         told = {*row.variant.differences, *(row.where or {})}
-        for dataset, rates in _rates(row).items():
-            if theirs.get(dataset, rates) != rates and _RATE not in told:
-                said[row] = f"at {_rate(rates)}, {reference.label} at {_rate(theirs[dataset])}"
+        for dataset, (rates, by) in _steps(row).items():
+            their_rates, their_by = theirs.get(dataset, (rates, by))
+            if by != their_by and "train.optimizer" not in told:
+                said[row] = (
+                    f"with {by} at {rates}, {reference.label} with {their_by} at {their_rates}: "
+                    f"the difference is one of optimisers, too"
+                )
+            elif rates != their_rates and _RATE not in told:
+                said[row] = f"at {rates}, {reference.label} at {their_rates}"
     return said
 
 
-def _rates(row: Row) -> dict[str, set[float]]:
-    """Return the learning rates of a row's runs by data set."""
-    found: dict[str, set[float]] = {}
+def _steps(row: Row) -> dict[str, tuple[str, str]]:
+    """Return the learning rates and the optimisers of a row's runs by data set."""
+    found: dict[str, tuple[set[float], set[str]]] = {}
     for run in row.members:
-        found.setdefault(run.dataset, set()).add(run.get(_RATE))
-    return found
-
-
-def _rate(rates: Collection[float]) -> str:
-    return f"lr={' and '.join(map(setting_text, sorted(rates)))}"
+        rates, by = found.setdefault(run.dataset, (set(), set()))
+        rates.add(run.get(_RATE))
+        by.add(setting_text(run.get("train.optimizer")))
+    return {
+        dataset: (f"lr={' and '.join(map(setting_text, sorted(rates)))}", " and ".join(sorted(by)))
+        for dataset, (rates, by) in found.items()
+    }
 
 
 def by_one_run(rows: Sequence[Row]) -> tuple[dict[Row, str], str]:
