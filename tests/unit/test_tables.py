@@ -395,7 +395,7 @@ def test_a_row_at_another_learning_rate_than_the_reference_says_so(
         add(method, "oc-i-p", train__lr=rate)
     add("scaffold", "oc-i-p", train__lr=0.1, train__optimizer="sgd")
     grid = generic(tmp_path)
-    apart = {x.label: [note for note in x.footnotes if "lr=" in note] for x in grid.lines}
+    apart = {x.label: [note for note in x.footnotes if "FedAvg" in note] for x in grid.lines}
     assert apart == {
         "FedAvg": [],
         "FedADG": [],
