@@ -68,26 +68,26 @@ class FedCCRLSettings(PerturbationSettings):
     upload_ratio: float = Field(0.1, gt=0, le=1)
     """r: share of a client's images whose statistics it sends."""
     upload_rounding: Literal["ceil", "floor"] = "ceil"
-    """max(1, ceil(r n)) pairs as in the paper, or floor(r n) as in the code, which can be 0."""
+    """max(1, ceil(r n)) pairs as in FedCCRL's paper, or floor(r n), perhaps 0, as in its code."""
     upload_subset: Literal["each_round", "fixed"] = "each_round"
     """Draw of the images whose statistics are sent: anew in each round, or once for the run."""
     alpha: float = Field(0.1, gt=0)
     """Parameter of the Beta(alpha, alpha) distribution that weights an image's own statistics."""
     clamp: bool = True
-    """Clamp and round images before AugMix; the code lets them wrap around at 0 and 255."""
+    """Clamp and round images before AugMix; FedCCRL's code lets them wrap around at 0 and 255."""
     chains: int | None = Field(3, ge=1)
-    """AugMix's chains: 3 as in the code; null draws 1, 2 or 3 for each batch as in the text."""
+    """AugMix's chains: 3 as in FedCCRL's code; null draws 1 to 3 for each batch as in its text."""
     per_image: bool = False
-    """Draw AugMix's operations per image as in the paper, or once per batch as in the code."""
+    """Draw AugMix's operations per image as in FedCCRL's paper, or per batch as in its code."""
     classification: Literal["sum", "mean"] = "sum"
-    """Sum of the three views' cross-entropies as in the code, or their mean as in the text."""
+    """Sum of the views' three cross-entropies as in FedCCRL's code, or mean as in its text."""
     temperature: float = Field(0.1, gt=0)
     """tau of the representation alignment."""
     contrast: Literal["mean", "sum"] = "mean"
-    """Mean over the 2B anchors of the representation alignment, or their sum as in the text, which
-    grows with the batch."""
+    """Mean over the 2B anchors of the representation alignment, or their sum as in FedCCRL's text,
+    which grows with the batch."""
     count_self: bool = False
-    """Count an anchor among its own positives, as the code does."""
+    """Count an anchor among its own positives, as FedCCRL's code does."""
     lambda1: float = Field(0.1, ge=0)
     """Weight of the representation alignment."""
     lambda2: float = Field(1.0, ge=0)

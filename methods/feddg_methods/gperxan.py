@@ -21,7 +21,7 @@ class GPerXANSettings(FedBNSettings):
 
 
 class GPerXAN(FedBN):
-    """gPerXAN (Le et al., CVPR 2024, arXiv 2403.15605, Section 3).
+    """gPerXAN (Le et al., CVPR 2024, arXiv 2403.15605).
 
     Every batch normalisation becomes an `XAN` layer, w_IN IN(x) + w_BN BN(x). BN stays with its
     client, as in FedBN; all other tensors are averaged. Clients minimise the loss of their own

@@ -46,7 +46,7 @@ class StableFDGSettings(MethodSettings):
 
 
 class StableFDG(Method):
-    """StableFDG (Park et al., NeurIPS 2023, arXiv 2311.00227, Sections 3.1 and 3.2).
+    """StableFDG (Park et al., NeurIPS 2023, arXiv 2311.00227).
 
     *Style sharing.* In each round client n sends Phi_n: mean and standard deviation, over its
     images, of the styles (mu, sigma) of the maps after stage 1. The server gives each client of
