@@ -42,7 +42,7 @@ def count_flop(work: Callable[[], object]) -> int:
     """Return the operations of ``work`` in convolutions and matrix products."""
     mapping = {torch.ops.aten.convolution_backward: _convolution_backward_flop}
     counter = FlopCounterMode(display=False, custom_mapping=mapping)
-    counter.mod_tracker = _Together()
+    counter.mod_tracker = _Together()  # type: ignore[assignment]
     with counter:
         work()
     flop: int = counter.get_total_flops()
