@@ -44,8 +44,8 @@ def method_table(names: Iterable[str]) -> str:
 - **Operations per image**: those of clients in a round after the first, for each of their images
   and local epochs, over FedAvg's with the same network ({_million()}), measured in the same run:
   convolutions and matrix products of all calls, forward and backward, with the random choices of
-  one batch. *Compute* in the [leaderboards](../leaderboards/index.md) counts all operations of a
-  run.
+  one batch. An empty cell: measured with another network. *Compute* in the
+  [leaderboards](../leaderboards/index.md) counts all operations of a run.
 - **Undoes**: [planted worlds](../leaderboards/worlds.md) in which the method's 95 % interval lies
   above FedAvg's, with the share of the shift that it recovers. *None* means measured without such a
   world; an empty cell, not measured.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from feddg_bench.core.messages import LocalUpdate, Reply, Weights
 from feddg_bench.core.method import Method
 from feddg_bench.core.server import Server
 from feddg_methods.shared.round_updates import combine_updates
+from feddg_methods.shared.stages import changed
 
 
 class FDSESettings(MethodSettings):
@@ -195,12 +197,14 @@ class Eraser(nn.Module):
 def erased(layers: Mapping[str, Decomposed]) -> Iterator[dict[str, Tensor]]:
     """Collect what the DSE of each layer returns within the block, by the layer's name."""
     found: dict[str, Tensor] = {}
+
+    def note(name: str, z: Tensor) -> Tensor:
+        found[name] = z
+        return z
+
     with ExitStack() as stack:
         for name, layer in layers.items():
-            hook = layer.dse.register_forward_hook(
-                lambda _layer, _inputs, z, name=name: found.update({name: z})
-            )
-            stack.callback(hook.remove)
+            stack.enter_context(changed(layer.dse, partial(note, name)))
         yield found
 
 
