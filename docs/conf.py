@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from pygments.lexers.shell import BashLexer
 from sphinx.util import logging
 
@@ -66,6 +67,7 @@ def setup(app: Any) -> None:
     app.connect("config-inited", lambda *_: generators.write(HERE / "generated"))
     app.connect("source-read", relink)
     app.add_lexer("console", BashLexer)  # commands without prompts, with comments
+    app.connect("doctree-resolved", dashes)
     app.connect("build-finished", check_links)
 
 
@@ -73,6 +75,13 @@ def relink(_app: Any, name: str, text: list[str]) -> None:
     """Lead links of a page written by hand to pages of the site."""
     if not name.startswith("generated/"):
         text[0] = relinked(text[0], f"docs/{name}.md", f"{name}.md")
+
+
+def dashes(_app: Any, tree: nodes.document, _name: str) -> None:
+    """Print the two hyphens between a parameter and its meaning as a dash."""
+    for text in [*tree.findall(nodes.Text)]:
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
 
 
 def check_links(app: Any, failed: Exception | None) -> None:

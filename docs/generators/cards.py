@@ -61,11 +61,11 @@ it, also of your own method. [Other suites](../suites.md) have other methods.
 
 def _dataset(facts: dict[str, object]) -> str:
     rows = [
-        (key.replace("_", " "), _text(value).replace("\n", ", "))
+        (key.replace("_", " "), _text(value).replace("\n", "; "))
         for key, value in facts.items()
         if key not in ("about", "title") and _text(value)
     ]
-    text = f"# {facts['title']}\n\n{facts['about']}\n\n{table(('fact', ''), iter(rows))}\n"
+    text = f"# {facts['title']}\n\n{facts['about']}\n\n{table(('fact', 'value'), iter(rows))}\n"
     text += "[All data sets](index.md)\n"
     own = load_dataset(str(facts["name"])).Settings
     if settings := [(key, _declared(field)) for key, field in dotted_fields(own, "world.")]:

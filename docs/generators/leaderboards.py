@@ -115,11 +115,11 @@ def _overview(tracks: Iterable[tuple[Track, list[Board]]]) -> str:
     text = """# Leaderboards
 
 Each table is one *setup*: data set, protocol, recipe, and whether learning rates were tuned.
-Numbers of different setups do not compare, and different *tracks* never share a table. In the
-tables, *difference* is that to FedAvg over the same scenarios and seeds, with its 95 % interval,
-and *p* is corrected by Holm's procedure for all methods of the table. A method with a larger mean
-whose interval contains 0 is not shown to be better. [Our results](../results/README.md) discuss
-every setup; [claims](../results/claims.md) test the statements of papers.
+Numbers of different setups cannot be compared, and *tracks* never share a table. In the tables,
+*difference* is that to FedAvg over the same scenarios and seeds, with its 95 % interval, and *p* is
+corrected by Holm's procedure for all methods of the table. A method with a larger mean whose
+interval contains 0 is not shown to be better. [Our results](../results/README.md) discuss every
+setup; [claims](../results/claims.md) test the statements of papers.
 
 The head of a column sorts the table. The name of a method leads to the keys of the runs behind its
 numbers, and to commands that repeat them. Records of others are welcome: [how to submit

@@ -25,7 +25,9 @@ show sizes in bytes. The server sends `weights`, the global model, with every re
             f"`{call}`: {_entries(entries) or 'nothing'}" for call, entries in method.uplink.items()
         ]
         told = ", ".join(f"`{entry}`" for entry in method.downlink)
-        rows.append((f"[{method_title(name)}](methods/{name}.md)", "; ".join(sent), told or "-"))
+        rows.append(
+            (f"[{method_title(name)}](methods/{name}.md)", "; ".join(sent) or "-", told or "-")
+        )
     text += table(("method", "client to server", "server to client, besides weights"), iter(rows))
     yield Page("messages.md", text)
 

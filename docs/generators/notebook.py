@@ -46,7 +46,7 @@ def pages() -> Iterator[Page]:
                     text.append(f"```{{raw}} html\n{''.join(data['text/html'])}\n```")
                 else:
                     text.append(f"```text\n{output.get('text') or data['text/plain']}\n```")
-        text.append(f"{{download}}`This notebook, executed <{path.name}>`")
+        text.append(f"{{download}}`Download this notebook with its outputs <{path.name}>`")
         yield Page(f"tutorials/{path.stem}.md", "\n\n".join(text) + "\n")
 
 

@@ -58,15 +58,32 @@ def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
 def _fields(part: type[BaseModel]) -> str:
     comments = {k: v for base in reversed(part.__mro__[:-1]) for k, v in _comments(base).items()}
     rows = []
-    for name in part.model_fields:
+    for name, field in part.model_fields.items():
         kind, meaning = comments.get(name, ("", ""))
-        later = kind.startswith("Later[")
-        meaning = meaning or ("optional" if later else "")
-        kind = kind.removeprefix("Later[").removesuffix("]") if later else kind
-        rows.append(
-            (f"`{name}`", f"`{re.sub(r', Field.*', '', kind).removeprefix('Annotated[')}`", meaning)
-        )
+        inner = [paragraph(each.__doc__) for each in _classes(field.annotation)]
+        meaning = meaning or " ".join(inner) or ("optional" if kind.startswith("Later[") else "")
+        rows.append((f"`{name}`", f"`{_kind(kind)}`", meaning))
     return table(("field", "type", "meaning"), iter(rows))
+
+
+ALIASES = {
+    r"^Later\[(.*)\]$": r"\1",
+    r"Annotated\[(.*), (Field|BeforeValidator)\(.*\)\]": r"\1",
+    r"\bNamed\[": "dict[str, ",
+    r"\bSeveral\[": "list[",
+    r"\b(Count|_Whole)\b": "int",
+    r"\b(Number|Positive)\b": "float",
+    r"\bHash\b": "str",
+    r"\b(_Part|Measurements)\b": "dict",
+}
+"""Names in the annotations of records -> types of Python."""
+
+
+def _kind(annotation: str) -> str:
+    """Return the type of a field as Python names it."""
+    for name, known in ALIASES.items():
+        annotation = re.sub(name, known, annotation)
+    return annotation
 
 
 def _comments(part: type) -> dict[str, tuple[str, str]]:

@@ -93,7 +93,7 @@ class ScenarioRecord(RecordPart):
 
     model_config = ConfigDict(frozen=True)
 
-    name: str
+    name: str  # such as ip-o-c
     train: Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if type(v) is list else v)]
     val: str | None
     test: str
@@ -271,12 +271,12 @@ class RunRecord(RecordPart):
 
     format: Literal[1] = FORMAT  # version of the format
     key: Hash  # of `settings` and `method_version`
-    method: str
-    method_version: Count
+    method: str  # its name on the command line, as for the data set
+    method_version: Count  # raised with every change that can alter results
     dataset: str
-    protocol: str
+    protocol: str  # which domains are held out: ltdo, lodo or wilds
     scenario: ScenarioRecord
-    seed: Count
+    seed: Count  # of all random draws
     recipe: str  # the recipe the settings came from; not part of the key
     code: Later[Hash] = None  # digest of the method's source; early records lack it
     labels: Named[str] = {}  # the method's settings that a caption must mention
@@ -292,7 +292,7 @@ class RunRecord(RecordPart):
     personal: Later[Named[_Part]] = None
     environment: EnvironmentRecord = EnvironmentRecord()
     time: TimeRecord = TimeRecord()
-    digest: Later[Hash] = None  # see `digest_of`; early records lack it
+    digest: Later[Hash] = None  # SHA-256 of the other fields (`digest_of`); early records lack it
 
     def sealed(self) -> Self:
         """Return the record with the digest of its content."""
