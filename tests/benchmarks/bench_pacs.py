@@ -118,7 +118,8 @@ def depthwise_sums() -> Iterator[Row]:
 def bf16() -> Iterator[Row]:
     """A FedAvg round with train.precision=bf16-mixed relative to one in float32, both with
     train.fold_batch_norm=auto: one client of 32 images in the setup "PACS", and two clients of
-    recipe `desktop` with train.depthwise_sums; medians of alternating rounds."""
+    recipe `desktop` with train.depthwise_sums; medians of alternating rounds. bf16 can cost
+    accuracy (docs/explanation/performance.md), so no recipe for CPUs uses it."""
     if "amx_bf16" not in cpu_flags():
         yield Row("training in bf16, over float32", "this CPU has no AMX: bf16 is no faster")
         return
