@@ -255,7 +255,7 @@ def test_every_count_that_differs_is_named(copy):
     Image.new("RGB", (5, 4)).save(copy / "sketch" / "horse" / "more.png")
     found = examine(TinyPACS(copy))
     assert [finding.text for finding in found.findings] == [
-        "photo/dog holds 1 images instead of 2 (-1)",
+        "photo/dog holds 1 image instead of 2 (-1)",
         "sketch/horse holds 3 images instead of 2 (+1)",
     ]
 

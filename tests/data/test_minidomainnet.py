@@ -121,6 +121,9 @@ def test_a_missing_image_is_named(copy, made):
 
 
 def test_without_lists_or_a_domain(copy):
+    (copy / "domainnet" / "splits_mini" / "real_test.txt").unlink()
+    with refused(DataError, "/real_test.txt: No such file or directory; get it again"):
+        TinyMiniDomainNet(copy).records()
     shutil.rmtree(copy / "domainnet" / "splits_mini")
     with refused(DataError, "lacks the lists splits_mini/clipart_train.txt"):
         TinyMiniDomainNet(copy).records()

@@ -84,7 +84,7 @@ class TestCheck:
         (tiny / "pacs/photo/dog/pic_000.png").unlink()
         code, out, _ = feddg("check", "pacs", "--data-root", tiny)
         assert code == 1
-        assert "differs: photo/dog holds 1 images instead of 2 (-1)" in out
+        assert "differs: photo/dog holds 1 image instead of 2 (-1)" in out
         assert "do not compare" in out.splitlines()[-1]
         code, out, _ = feddg("check", "pacs", "--data-root", tiny, "--json")
         assert code == 1

@@ -108,7 +108,8 @@ class ListedFolders(ImageFolderDataset):
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read the list {file}: {error}; get it again") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise DataError(f"cannot read the list {file}: {why}; get it again") from error
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
