@@ -33,7 +33,9 @@ class FakeExecutor:
     def map(self, tasks):
         for task in tasks:
             self.tasks.append(task)
-            yield Reply(task.client, SIZES[task.client], self.answer(task), {"loss": 1.0}, {})
+            answer, memory = self.answer(task), {"round": task.round}
+            self.memories[task.client] = memory  # as executors do
+            yield Reply(task.client, SIZES[task.client], answer, {"loss": 1.0}, memory)
 
 
 def fit(client):
@@ -82,6 +84,7 @@ def test_a_client_that_sends_nan_is_dropped_for_the_round(bad, client, caplog):
     reason = "holds NaN or infinity"
     assert server.ledger.dropped == [{"client": client, "tensor": "weights.w", "reason": reason}]
     assert caplog.messages == [f"round 4: dropped {client}, its weights.w holds NaN or infinity"]
+    assert server._executor.memories == {c: {"round": 4} if c != client else {} for c in CLIENTS}
 
 
 def test_shares_are_renormalised_over_the_rest():
