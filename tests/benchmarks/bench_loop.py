@@ -157,7 +157,7 @@ def loop() -> Iterator[Row]:
     works["pfllib"] = pfllib_round(Plain(mlp().net, 32, size), pixels, labels, index, batch)
     times = pairs(works, REPEATS)
     what = "a round of 50 x 5 small steps, over"
-    yield rows(f"{what} a plain PyTorch loop", times, "ours", "plain", most=1.25, why=WHY)
+    yield rows(f"{what} a plain PyTorch loop", times, "ours", "plain", most=1.15, why=WHY)
     yield rows("a loop in the style of PFLlib over the plain loop", times, "pfllib", "plain")
     if peer is None:
         yield Row(f"{what} pfl-research 0.6", "not installed (`make peers`)", most=1.0)
