@@ -70,7 +70,10 @@ def found(feddg: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[s
         ("run train.optimizer=", ["train.optimizer=adam", "train.optimizer=sgd"]),
         ("run optimizer=s", ["optimizer=sgd"]),
         ("run portable=", ["portable=true", "portable=false"]),
-        ("run fold_b", []),
+        ("run fold_b", ["fold_batch_norm="]),
+        ("run lr", ["lr="]),
+        ("run lr=", []),
+        ("run worke", []),
         (
             "run fold_batch_norm=",
             ["fold_batch_norm=auto", "fold_batch_norm=true", "fold_batch_norm=false"],

@@ -85,7 +85,11 @@ def pairs(ctx: typer.Context, incomplete: str) -> list[str]:
     key, equals, _ = incomplete.partition("=")
     kinds = _settings(ctx.params)
     if not equals:
-        return [f"{key}=" for key in kinds]
+        ends = [
+            end for section, _, end in (k.rpartition(".") for k in kinds) if section != "engine"
+        ]
+        short = [end for end in ends if key and ends.count(end) == 1]  # as `full_key` accepts
+        return [f"{key}=" for key in dict.fromkeys([*kinds, *short])]
     with suppress(FeddgError):
         values = re.split(r" \| | or ", kinds.get(full_key(key), "").removesuffix(" or null"))
         few = len(values) > 1 and all(re.fullmatch(r"[\w.-]+", value) for value in values)
