@@ -244,7 +244,8 @@ def _wrong_usage(error: Any) -> str:
         if errors := getattr(error.__cause__, "errors", None):  # Pydantic read the value
             first = errors()[0]
             expected = first["msg"].partition(",")[0].lower()
-            sentence = f"{error.param.opts[0]} {short(first['input'])} is not valid: {expected}"
+            named = "/".join(error.param.opts)
+            sentence = f"{named} {short(first['input'])} is not valid: {expected}"
         sentence = sentence[:1].lower() + sentence[1:]
     see = f"see `{context.command_path} --help`" if context else "see --help"
     return f"{sentence} {see.capitalize()}" if sentence[-1] == "?" else f"{sentence}; {see}"

@@ -164,7 +164,10 @@ def told(error: FeddgError) -> str:
 
 def short(value: Any) -> str:
     """Return the ``repr`` of a value, cut to 100 characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deep, or an integer of too many digits
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
