@@ -395,7 +395,7 @@ def test_a_row_at_another_learning_rate_than_the_reference_says_so(
         add(method, "oc-i-p", train__lr=rate)
     add("scaffold", "oc-i-p", train__lr=0.1, train__optimizer="sgd")
     grid = generic(tmp_path)
-    apart = {x.label: [note for note in x.footnotes if "FedAvg" in note] for x in grid.lines}
+    apart = {x.label: [note for note in x.footnotes if ", FedAvg " in note] for x in grid.lines}
     assert apart == {
         "FedAvg": [],
         "FedADG": [],
@@ -699,12 +699,14 @@ def test_rows_with_the_same_numbers_are_said_to_be_the_same(add: Add, tmp_path: 
     for scenario in PAIR:
         add("fedavg", scenario, test=(0.4,))
         add("fedbn", scenario, test=(0.4,), federation__bn="local")
+        add("agrsum", scenario, test=(0.4,))  # a row above the reference
         add("moon", scenario, test=(0.4,) if scenario == PAIR[0] else (0.5,))
         add("fedprox", scenario, test=(0.4,), val=(0.4,), id_val=(0.3,))  # not shown
     table = generic(tmp_path)
     same = "identical to FedAvg: the network has no batch "
     none = {"FedAvg": [], "MOON": [], "FedProx": []}
-    assert footnotes(table) == none | {"FedBN": [f"{same}normalisation"]}
+    equal = {"FedBN": [f"{same}normalisation"], "AgrSum": ["identical to FedAvg in every run"]}
+    assert footnotes(table) == none | equal
     found = cells(table)
     assert found["FedBN", "unseen difference"]["value"] == "0"
     assert found["FedBN", "unseen difference"]["text"] == DASH

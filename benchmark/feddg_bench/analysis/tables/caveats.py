@@ -33,7 +33,7 @@ def row_footnotes(sheet: Sheet, *, variants: bool) -> dict[Row, list[str]]:
     """Return the footnotes of each row; ``variants`` has rows for all differences of settings."""
     of_rows = (
         {} if variants else _mixed(sheet),
-        _equal(sheet.rows),
+        _equal(sheet),
         _other_rates(sheet),
         by_one_run(sheet.rows)[0],
     )
@@ -129,20 +129,27 @@ def _mixed(sheet: Sheet) -> dict[Row, str]:
     return found
 
 
-def _equal(rows: Sequence[Row]) -> dict[Row, str]:
+def _equal(sheet: Sheet) -> dict[Row, str]:
     """Return a footnote for each row whose numbers all equal those of another row.
 
     These include numbers that the table does not show: the worst client can have 0 % in any run.
-    The other one is the first, if possible of a method that does not declare what it acts on.
+    The other one is the reference, or the first, if possible of a method that does not declare what
+    it acts on.
     """
     found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
+    for row in sheet.rows:
         if numbers := tuple(sorted(row.sample.items())):
             every = frozenset(run.table.numbers.tobytes() for run in row.members)
             found.setdefault((numbers, every), []).append(row)
     said = {}
     for equal in found.values():
-        first = min(equal, key=lambda row: any(acts_on(run.method) for run in row.members))
+        first = min(
+            equal,
+            key=lambda row: (
+                row is not sheet.reference,
+                any(acts_on(run.method) for run in row.members),
+            ),
+        )
         for row in equal:
             both = (*first.members, *row.members)
             acts = {acts_on(run.method) for run in both}

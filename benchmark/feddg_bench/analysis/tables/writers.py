@@ -199,6 +199,8 @@ COLUMN_GAP = 7.0
 r"""Points between two columns, twice ``\tabcolsep``."""
 LINES = 42
 """Maximum number of lines in a float; further blocks go into another float."""
+SMALLER = ((42, r"\footnotesize"), (34, r"\small"))
+"""Numbers of rows above which a block fits on a page only in a smaller font."""
 
 
 def tex(text: str) -> str:
@@ -221,6 +223,7 @@ def latex(grid: Grid) -> str:
     ]
     blocks = grid.blocks(lambda places: _points(grid, places) <= TEXT_WIDTH)
     each = max(1, LINES // (len(grid.lines) + 3))
+    size = next((font for rows, font in SMALLER if len(grid.lines) > rows), "")
     label = re.sub(r"[^A-Za-z0-9-]+", "-", grid.name)
     for start in range(0, len(blocks), each):
         more = f"-{start // each + 1}" if start else ""
@@ -229,7 +232,7 @@ def latex(grid: Grid) -> str:
             r"\begin{table}",
             r"\centering\setlength{\tabcolsep}{3.5pt}",
             rf"\caption{{{tex(grid.title)}{continued}. {tex(grid.caption)}}}",
-            rf"\label{{tab:{label}{more}}}",
+            rf"\label{{tab:{label}{more}}}{size}",
         ]
         for places in blocks[start : start + each]:
             lines += [r"\par\smallskip", *_tabular(grid, places)]
