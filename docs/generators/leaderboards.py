@@ -42,6 +42,12 @@ TRACKS = (
         ("tables/pacs-*-desktop.csv", "tables/pacs-*-laptop*.csv"),
     ),
     Track(
+        "Photographs, frozen features",
+        "Clients train a classifier on features of a network that stays as it is. Each method has "
+        "the rate of its ledger.",
+        ("features/tables/pacs-*-features.csv",),
+    ),
+    Track(
         "Digits, networks from scratch",
         "Clients train a small network from random weights.",
         (
