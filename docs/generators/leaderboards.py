@@ -43,8 +43,7 @@ TRACKS = (
     ),
     Track(
         "Photographs, frozen features",
-        "Clients train a classifier on features of a network that stays as it is. Each method has "
-        "the rate of its ledger.",
+        "Clients train a classifier on features of a network that stays as it is.",
         ("features/tables/pacs-*-features.csv",),
     ),
     Track(
