@@ -136,6 +136,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("tables --format md,pdf", "unknown format 'pdf'", "tex"),
     ("tables --select best", "unknown selection rule 'best'", "best_by_val"),
     ("tables --against fedavgg", "unknown method 'fedavgg'", "fedavg"),
+    ("tables --against old-runs", "names no folder and no recipe", "old-runs"),
     ("tables --against ./old", "there is no results folder", "--results DIR"),
     ("tables --results nowhere", "nowhere", "--results"),
     ("tables generic --metric f1 --results empty", "unknown metric 'f1'", "macro_f1"),

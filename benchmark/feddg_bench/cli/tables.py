@@ -21,7 +21,7 @@ from feddg_bench.common.titles import counted
 from feddg_bench.config.reading import listed, read_names
 from feddg_bench.config.recipes import recipe_names
 from feddg_bench.extensions import extensions
-from feddg_bench.plugins import load_method
+from feddg_bench.plugins import load_method, plugin_name
 from feddg_bench.records import sources
 from feddg_bench.records.checksums import sums_faults
 from feddg_bench.records.frame import read_frame
@@ -97,6 +97,13 @@ class TablesCommand(Shown):
         if "/" in asked or asked in recipe_names() or (asked and Path(asked).is_dir()):
             self._compare(folders, sources, asked)
             return
+        if asked:
+            try:
+                plugin_name("method", asked)
+            except SettingsError as error:
+                raise SettingsError(
+                    f"--against {asked} names no folder and no recipe, and it is an {error}"
+                ) from error
         own = any(
             given is not None for given in (self.rows, self.columns, self.dataset, self.protocol)
         )
