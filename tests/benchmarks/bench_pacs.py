@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +109,11 @@ def depthwise_sums() -> Iterator[Row]:
     px), and hardly those with AVX-512 (at 96 px 0.9 to 1)."""
     for method in ("fedavg", "pardon", "fedccrl"):
         works = {
-            on: step(_own_run(method, "laptop", {"train": {"depthwise_sums": on}})[1])
+            str(on): step(_own_run(method, "laptop", {"train": {"depthwise_sums": on}})[1])
             for on in (False, True)
         }
         found = ratios(works, 3)
-        yield Row(f"training, depthwise sums, {method}", found[True])
+        yield Row(f"training, depthwise sums, {method}", found["True"])
 
 
 @benchmark
@@ -148,8 +150,8 @@ def bf16() -> Iterator[Row]:
 @benchmark
 def methods() -> Iterator[Row]:
     """CPU time of a round of two clients relative to FedAvg, of the methods that compute more than
-    it: median of three alternating rounds, one epoch of 32 images per client. PARDON and CCST
-    restyle colours; COPA has hyper.affine_norm."""
+    it: median of seven alternating rounds with its interval, one epoch of 32 images per client.
+    PARDON and CCST restyle colours; COPA has hyper.affine_norm."""
     known = sorted(COSTS)
     affine, once = {"copa": {"hyper.affine_norm": True}}, {"train.local_epochs": 1}
     for first in range(0, len(known), TOGETHER):
@@ -158,16 +160,21 @@ def methods() -> Iterator[Row]:
             name: step(pacs_run(name, images=32, settings=once | affine.get(name, {})))
             for name in ("fedavg", *some)
         }
-        found = ratios(works, 3)
+        times = pairs(works, 7)
         for name in some:
             most, why = COSTS[name]
-            yield Row(f"a round of {name}", found[name], most=most, why=why)
+            middle, low, high = interval(
+                [a / b for a, b in zip(times[name], times["fedavg"], strict=True)]
+            )
+            why += f"; interval {low:.2f} to {high:.2f}"
+            yield Row(f"a round of {name}", middle, most=most, why=why)
 
 
 @benchmark
 def transfers() -> Iterator[Row]:
     """CPU time of PARDON's local training with ResNet-50 at 224 px, restyled by VGG-19 in each
-    batch, or once per run, which is not included; random weights, 8 images."""
+    batch (online), or once per run (cached), which is not included; random weights, 8 images,
+    medians of three alternating rounds."""
     pair = {"encoder": vgg._encoder, "decoder": vgg._decoder}
     architecture = vgg.ARCHITECTURES["vgg19"]
     tensors = {
@@ -178,6 +185,7 @@ def transfers() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         weights = str(Path(folder) / "vgg19.safetensors")
         save_file(tensors, weights)
+        works = {}
         for transfer in ("online", "cached"):
             settings = {
                 "backbone": {"name": "resnet50", "pretrained": False},
@@ -185,9 +193,12 @@ def transfers() -> Iterator[Row]:
                 "hyper": {"style": "vgg19", "style_weights": [weights], "transfer": transfer},
                 "train.local_epochs": 1,
             }
-            go_on = step(pacs_run("pardon", clients=1, images=8, settings=settings))
-            go_on()
-            yield Row(f"PARDON, transfer={transfer}", cpu(go_on) / 8, unit=" s an image")
+            works[transfer] = step(pacs_run("pardon", clients=1, images=8, settings=settings))
+        times = pairs(works, 3)
+    ratio = statistics.median(map(truediv, times["cached"], times["online"]))
+    online = statistics.median(times["online"]) / 8
+    yield Row("PARDON, transfer=cached, over online", ratio)
+    yield Row("PARDON, transfer=online, an image", online, unit=" s")
 
 
 def step(run: Any) -> Callable[[], RoundResult]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from feddg_bench.config.schema import Resources
@@ -59,7 +59,7 @@ def cpu(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def pairs(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def pairs(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Return the CPU seconds of each work; works alternate, after one warm-up each."""
     for work in works.values():
         work()
@@ -78,7 +78,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[low], ordered[count - 1 - low]
 
 
-def ratios(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def ratios(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Return the median CPU-time ratio of each work to the first; works alternate.
 
     Args:
