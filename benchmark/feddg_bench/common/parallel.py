@@ -200,6 +200,9 @@ def end_pool(pool: ProcessPoolExecutor) -> list[int]:
     processes = [*(pool._processes or {}).values()]  # Python 3.14 has `kill_workers`
     for process in processes:
         process.kill()
+    answers: Any = pool._result_queue
+    if answers:  # the last end for writing: a thread of the pool may wait for half an answer
+        answers._writer.close()
     pool.shutdown(cancel_futures=True)
     return [process.exitcode or 0 for process in processes]
 
