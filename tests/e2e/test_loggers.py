@@ -167,13 +167,14 @@ def test_a_logger_that_fails_is_named_once_and_harms_nothing(
 def test_a_logger_of_the_user(made: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(CSVLogger):
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-            raise ValueError("full")
+            raise ValueError("you tried to log 1.5") from OSError("full")  # as TensorBoard's
 
     own = CSVLogger(tmp_path, name="own", version="one")
     record = made(logger=["csv", Broken(tmp_path, name="broken"), own])
     logs = [tmp_path / "own/one", tmp_path / "runs/logs/csv" / record.key]
     assert [csv_rows(folder) for folder in logs] == [expected(record)] * 2
     assert caplog.text.count("the logger Broken failed") == 1
+    assert "without it: OSError: full\n" in caplog.text
 
 
 @pytest.mark.parametrize(

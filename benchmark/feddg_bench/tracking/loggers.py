@@ -108,7 +108,7 @@ class Log(Observer):
             yield
         except Exception as error:
             self.failed, self.logger = True, None
-            why = in_a_line(error)
+            why = in_a_line(error.__cause__ or error)  # Lightning wraps it
             self.say(f"the logger {self.kind} failed, and training goes on without it: {why}")
 
 
