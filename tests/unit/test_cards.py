@@ -70,7 +70,7 @@ def test_a_card_says_what_a_difference_compares(tmp_path):
         assert "No table includes it yet" in results_text(method, [ROOT / "results"])
     for method in ON_FEATURES:
         _, _, _, *lines = results_text(method, [ROOT / "results"]).splitlines()
-        assert all("recipe features: accuracy" in line for line in lines)
+        assert all("recipe features, tuned: accuracy" in line for line in lines)
         assert len(lines) == 2  # one domain left out, or two
 
 
