@@ -54,9 +54,10 @@ def test_the_last_line_says_what_was_written(feddg: Run, results: Path, tmp_path
     broken = tmp_path / "b" / "runs" / "aa.json"
     broken.parent.mkdir(parents=True)
     broken.write_text("{}")
-    out = feddg("all", "--results", tmp_path / "b").out
-    assert out.endswith("/b/. Wrote no table\n")
-    assert "claims of papers" not in out  # none has runs
+    done = feddg("all", "--results", tmp_path / "b")
+    assert done.code == 2
+    assert "/b/ for a table: run something first" in done.err
+    assert not done.out  # no claims of papers: none has runs
 
 
 def test_all_tables_twice_with_the_same_bytes(feddg: Run, results: Path, tmp_path: Path) -> None:

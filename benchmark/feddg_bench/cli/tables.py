@@ -14,7 +14,7 @@ import typer
 
 from feddg_bench.cli import complete
 from feddg_bench.cli.options import Filters, Folders, Shown, command, record_folders
-from feddg_bench.common.errors import PluginError, SettingsError
+from feddg_bench.common.errors import DataError, PluginError, SettingsError
 from feddg_bench.common.files import write_whole
 from feddg_bench.common.terminal import say, terminal
 from feddg_bench.common.titles import counted
@@ -141,7 +141,7 @@ class TablesCommand(Shown):
         if chosen.metric and len(runs) and not any(grid.filled()[0] for grid in grids):
             needs = METRICS[chosen.metric].needs
             say(f"no run has measured {chosen.metric}" + f": it needs {needs}" * bool(needs))
-        if empty:
+        if empty and len(runs):
             others = counted(len(empty), "other table" if written else "table")
             have = "has" if len(empty) == 1 else "have"
             say(f"{others} {have} no runs; see `feddg-bench tables {empty[0]}`")
@@ -174,6 +174,11 @@ class TablesCommand(Shown):
         if written:
             paths.insert(0, _files(folder, written, endings))
         wrote = [path for some in paths for path in some] or ["no table"]
+        if not len(runs) and not paths:
+            raise DataError(
+                f"there is no record in {sources} for a table: run something first, or give "
+                f"--results DIR"
+            )
         between = " " if len(wrote) == 1 else "\n  "
         say(f"Read {counted(len(runs), 'run')} from {sources}. Wrote{between}{between.join(wrote)}")
 
