@@ -140,7 +140,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("tables --against ./old", "there is no results folder", "--results DIR"),
     ("tables --results nowhere", "nowhere", "--results"),
     ("tables generic --metric f1 --results empty", "unknown metric 'f1'", "macro_f1"),
-    ("tables --results empty", "no record in empty/ for a table", "run something first"),
+    ("tables --results empty", "no record in empty/ belongs in a table", "run something first"),
     ("report --results nowhere", "nowhere", "--results"),
     ("report --results empty --filter method", "KEY=VALUE"),
     ("figures convergence", "there is no results folder"),

@@ -56,7 +56,7 @@ def test_the_last_line_says_what_was_written(feddg: Run, results: Path, tmp_path
     broken.write_text("{}")
     done = feddg("all", "--results", tmp_path / "b")
     assert done.code == 2
-    assert "/b/ for a table: run something first" in done.err
+    assert "/b/ belongs in a table: run something first" in done.err
     assert not done.out  # no claims of papers: none has runs
 
 

@@ -176,8 +176,8 @@ class TablesCommand(Shown):
         wrote = [path for some in paths for path in some] or ["no table"]
         if not len(runs) and not paths:
             raise DataError(
-                f"there is no record in {sources} for a table: run something first, or give "
-                f"--results DIR"
+                f"no record in {sources} belongs in a table: run something first, or give another "
+                f"--results folder or --filter"
             )
         between = " " if len(wrote) == 1 else "\n  "
         say(f"Read {counted(len(runs), 'run')} from {sources}. Wrote{between}{between.join(wrote)}")
