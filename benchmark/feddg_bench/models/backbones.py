@@ -585,8 +585,8 @@ def _load(net: nn.Module, architecture: BackboneArchitecture, settings: Backbone
             raise SettingsError(
                 f"cannot download the weights of {name} from {source} ({error}): use "
                 f"--recipe laptop, whose weights come by pip, on PACS or your own images; or give "
-                f"a local file with backbone.weights=PATH, or start at random with "
-                f"backbone.pretrained=false"
+                f"a local file with backbone.weights=PATH, of an encoder with --weights PATH, or "
+                f"start at random with backbone.pretrained=false"
             ) from error
     # torchvision's DenseNet files have older names of its layers.
     tensors = {
