@@ -44,7 +44,7 @@ TRACKS = (
     Track(
         "Photographs, frozen features",
         "Clients train a classifier on features of a network that stays as it is.",
-        ("features/tables/pacs-*-features.csv",),
+        ("features/tables/pacs-*-features*.csv",),
     ),
     Track(
         "Digits, networks from scratch",

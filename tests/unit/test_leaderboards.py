@@ -39,6 +39,12 @@ def page(generators: Any) -> str:
     return generators.leaderboards._page(board)
 
 
+def test_every_track_has_tables(generators: Any) -> None:
+    """The name of a table changes once its rates are tuned."""
+    for track, found in generators.leaderboards.boards():
+        assert found, track
+
+
 def test_every_number_of_a_test_domain_and_every_mean_is_on_the_page(page: str) -> None:
     path = ROOT / "results/coverage/tables/digits4-ltdo-converged.csv"
     cells = [*csv.DictReader(path.read_text().splitlines())]

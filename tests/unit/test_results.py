@@ -100,22 +100,21 @@ def unlike_the_records(text: str) -> Iterator[Written]:
 
     Intervals that no table shows are yielded, too; other numbers can be means of a few cells.
     """
-    sections = re.split(r"^## ", text, flags=re.M)
-    for one, frozen in (
-        (one, "frozen" in part[:30]) for part in sections for one in compared(part)
-    ):
-        rates = {
-            other.rate
-            for other in measured()[one.method]
-            if other.frozen == frozen
-            and len(one.numbers) in (1, len(other.numbers))
-            and all(
-                abs(ours - theirs) <= 0.55 * 10.0**-one.digits
-                for ours, theirs in zip(one.numbers, other.numbers, strict=False)
-            )
-        }
-        if one.rate not in rates and (rates or len(one.numbers) > 1):
-            yield one
+    for section in re.split(r"^## ", text, flags=re.M):
+        frozen = "frozen features" in section.partition("\n")[0]
+        for one in compared(section):
+            rates = {
+                other.rate
+                for other in measured()[one.method]
+                if other.frozen == frozen
+                and len(one.numbers) in (1, len(other.numbers))
+                and all(
+                    abs(ours - theirs) <= 0.55 * 10.0**-one.digits
+                    for ours, theirs in zip(one.numbers, other.numbers, strict=False)
+                )
+            }
+            if one.rate not in rates and (rates or len(one.numbers) > 1):
+                yield one
 
 
 def test_tables_of_results_compare_methods_at_one_rate() -> None:
