@@ -61,8 +61,7 @@ def frozen_features() -> Iterator[Row]:
         list(executor.evaluate(weights, np.split(held, range(256, HELD, 256))))
 
     times = pairs({"plain": plain, "suite": suite}, REPEATS)
-    found = [a / b for a, b in zip(times["suite"], times["plain"], strict=True)]
-    middle, low, high = interval(found)
+    middle, low, high = interval(times["suite"], times["plain"])
     why = f"{low:.2f} to {high:.2f}; checks of replies and random streams of each task"
     yield Row(
         "FedAvg with a linear head on frozen features, of a plain loop", middle, 1.15, why=why

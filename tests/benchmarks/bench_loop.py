@@ -124,7 +124,7 @@ def plain_round(
 
 def rows(what: str, times: dict[str, list[float]], name: str, over: str, **target: Any) -> Row:
     """Return the CPU-time ratio of two works; the row's name ends with the median's interval."""
-    ratio, low, high = interval([a / b for a, b in zip(times[name], times[over], strict=True)])
+    ratio, low, high = interval(times[name], times[over])
     return Row(f"{what} (interval {low:.3f} to {high:.3f})", ratio, **target)
 
 

@@ -140,9 +140,7 @@ def bf16() -> Iterator[Row]:
         ("EfficientNet-Lite0 at 96 px", desktop, 11),
     ):
         times = pairs({name: make(name) for name in ("bf16-mixed", "32-true")}, repeats)
-        middle, low, high = interval(
-            [a / b for a, b in zip(times["bf16-mixed"], times["32-true"], strict=True)]
-        )
+        middle, low, high = interval(times["bf16-mixed"], times["32-true"])
         why = f"interval {low:.2f} to {high:.2f}"
         yield Row(f"training in bf16, over float32, {what}", middle, most=0.87, why=why)
 
@@ -163,9 +161,7 @@ def methods() -> Iterator[Row]:
         times = pairs(works, 7)
         for name in some:
             most, why = COSTS[name]
-            middle, low, high = interval(
-                [a / b for a, b in zip(times[name], times["fedavg"], strict=True)]
-            )
+            middle, low, high = interval(times[name], times["fedavg"])
             why += f"; interval {low:.2f} to {high:.2f}"
             yield Row(f"a round of {name}", middle, most=most, why=why)
 

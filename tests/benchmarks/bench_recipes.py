@@ -57,9 +57,7 @@ def recipes() -> Iterator[Row]:
             ("plain", "a plain loop", 1.0),
             ("last", "a plain loop in channels_last", None),
         ):
-            middle, low, high = interval(
-                [a / b for a, b in zip(times["ours"], times[other], strict=True)]
-            )
+            middle, low, high = interval(times["ours"], times[other])
             what = f"recipe {recipe}, {settings.backbone.name} at {size} px, over {words}"
             yield Row(what, middle, most=most, why=f"interval {low:.2f} to {high:.2f}")
 
@@ -194,9 +192,7 @@ def encoding() -> Iterator[Row]:
             return torch.cat([encoder(images) for images in batches]).half().numpy()
 
         times = pairs({"ours": ours, "theirs": theirs}, repeats)
-        middle, low, high = interval(
-            [a / b for a, b in zip(times["ours"], times["theirs"], strict=True)]
-        )
+        middle, low, high = interval(times["ours"], times["theirs"])
         why = f"interval {low:.2f} to {high:.2f}"
         yield Row("`data encode`, over a plain loop", middle, 1.1, why=why)
         yield Row("`data encode`, an image", min(times["ours"]) / count * 1000, unit=" ms")

@@ -67,10 +67,13 @@ def pairs(works: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, 
     return {name: [taken[name] for taken in times] for name in works}
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and its interval of at least 95 %, from order statistics of six or more."""
-    assert len(values) >= 6, "fewer values have no interval of 95 %"
-    ordered = sorted(values)
+def interval(times: Sequence[float], over: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of paired ratios and its interval of at least 95 %.
+
+    The interval is from order statistics of six or more.
+    """
+    ordered = sorted(a / b for a, b in zip(times, over, strict=True))
+    assert len(ordered) >= 6, "fewer values have no interval of 95 %"
     count, rank, left = len(ordered), 0, 0.025 * 2 ** len(ordered)
     while rank < count // 2 and (left := left - math.comb(count, rank)) >= 0:
         rank += 1
