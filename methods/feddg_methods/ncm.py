@@ -36,6 +36,7 @@ class NCM(Method):
     }
     uplink: ClassVar = {"class_sums": {"sums": "float64 [C, D]", "counts": "float64 [C]"}}
     singles = ""
+    acts_on = "statistics"
     group = "reference"
     title = "NCM"
     citation = (

@@ -52,6 +52,7 @@ class Ridge(Method):
     }
     uplink: ClassVar = {"products": {"gram": "float64 [E, E]", "moments": "float64 [E, C]"}}
     singles = ""
+    acts_on = "statistics"
     group = "reference"
     title = "Ridge"
     citation = (

@@ -23,6 +23,7 @@ class ZeroShot(Method):
     }
     uplink: ClassVar = {}
     singles = ""
+    acts_on = "statistics"
     group = "reference"
     title = "Zero-shot"
     citation = (

@@ -829,6 +829,35 @@ def test_frames_are_tables_of_their_own_and_pooled_runs_join_them(add: Add, tmp_
     )
 
 
+def test_each_encoder_has_its_own_table_and_its_weights_split_this(
+    add: Add, tmp_path: Path
+) -> None:
+    small = {"recipe": "features", "backbone__name": "features", "data__image_size": 128}
+    for encoder, seed, weights in (
+        ("efficientnet_lite0", 0, "a"),
+        ("mobilenet_v2+tf", 0, "b"),
+        ("timm:vit", 0, "c"),
+        ("timm:vit", 1, "d"),
+    ):
+        add(seed=seed, features__encoder=encoder, fingerprint=weights * 32, **small)
+    assert [table.title.partition("recipe ")[2] for table in frames(read_frame(tmp_path))] == [
+        "features",
+        "features, mobilenet_v2+tf",
+        "features, timm:vit: images=cccccccc",
+        "features, timm:vit: images=dddddddd",
+    ]
+
+
+def test_a_method_without_training_steps_has_no_rate_to_compare(add: Add, tmp_path: Path) -> None:
+    for scenario in PAIR:
+        add("fedavg", scenario, train__lr=0.004, federation__rounds=7)
+        for method, test in (("ncm", 0.4), ("fedprox", 0.6)):
+            add(method, scenario, test=(test,), train__lr=0.001, federation__rounds=7)
+    rates = "at lr=0.001, FedAvg at lr=0.004"
+    said = footnotes(generic(tmp_path))
+    assert (said["FedProx"], said["NCM"]) == ([rates], [])
+
+
 @pytest.mark.parametrize(("more", "setups"), [(0, 1), (1, 2)])
 @pytest.mark.parametrize(
     ("recipe", "dataset", "method", "key", "own"),

@@ -83,10 +83,12 @@ class Method(Predictor):
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     """Tasks that the method can learn: its mathematics must make sense for them. A training step
     that suits both tasks takes its loss from ``self.task``."""
-    acts_on: ClassVar[Literal["", "features", "batch_norm", "maps"]] = ""
+    acts_on: ClassVar[Literal["", "features", "batch_norm", "maps", "statistics"]] = ""
     """What the method changes in comparison with FedAvg: ``features`` below the classifier, through
     a loss on them; ``batch_norm``, its layers; ``maps`` inside the network. A run in which nothing
-    of the kind is trained equals FedAvg, and says so; without ``maps`` it is refused."""
+    of the kind is trained equals FedAvg, and says so; without ``maps`` it is refused. A method with
+    ``statistics`` computes its classifier from sums or texts: it takes no step, so tables do not
+    compare its learning rate."""
     needs_text: ClassVar[bool] = False
     """Whether the classifier is made of text features of the classes' names and never trained."""
     rgb_only: ClassVar[bool] = False
@@ -175,12 +177,10 @@ class Method(Predictor):
         plain = type(self).features is Method.features  # else they can pass layers of the method
         inside = [name for name in self.trainable if not name.startswith("classifier.")]
         below = [name for name in inside if name.startswith("backbone.") or not plain]
-        there = {"": True, "maps": True, "features": bool(below), "batch_norm": bool(norm)}[
-            self.acts_on
-        ]
+        there = {"features": bool(below), "batch_norm": bool(norm)}.get(self.acts_on, True)
         frozen = self.acts_on == "batch_norm" and batch_norm_state(self.backbone)
-        why = "no batch normalisation is trained" if frozen else WITHOUT_EFFECT[self.acts_on]
-        self.same_as_fedavg = "" if there else why
+        why = "no batch normalisation is trained" if frozen else WITHOUT_EFFECT.get(self.acts_on)
+        self.same_as_fedavg = "" if there else why or ""
         """Why the method equals FedAvg with this network; "" if it can differ."""
 
     @classmethod

@@ -60,6 +60,22 @@ def varying(several: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def telling(several: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the `varying` keys, without the hash of the images if the others tell all apart.
+
+    >>> telling([{"world.classes": 3, "images": "f1"}, {"world.classes": 4, "images": "a2"}])
+    ['world.classes']
+    >>> telling([{"world.classes": 3, "images": "f1"}, {"world.classes": 3, "images": "a2"}])
+    ['images']
+    """
+    mappings = list(several)
+    keys = varying(mappings)
+    named = [key for key in keys if key != "images"]
+    distinct = {repr([one.get(key, "") for key in named]) for one in mappings}
+    wanted = {repr([one.get(key, "") for key in keys]) for one in mappings}
+    return named if len(distinct) == len(wanted) else keys
+
+
 def setting_name(key: str) -> str:
     """Return a setting's short name."""
     return NAMES.get(key) or key.rpartition(".")[2]

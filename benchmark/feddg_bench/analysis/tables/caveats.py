@@ -178,6 +178,8 @@ def _other_rates(sheet: Sheet) -> dict[Row, str]:
         return {}
     theirs, said = _steps(reference), {}
     for row in sheet.rows:
+        if all(acts_on(run.method) == "statistics" for run in row.members):
+            continue
         told = {*row.variant.differences, *(row.where or {})}
         for dataset, (rates, by) in _steps(row).items():
             their_rates, their_by = theirs.get(dataset, (rates, by))

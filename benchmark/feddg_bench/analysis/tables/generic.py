@@ -44,8 +44,8 @@ from feddg_bench.records.differences import (
     setting_key,
     setting_name,
     setting_text,
+    telling,
     values,
-    varying,
 )
 from feddg_bench.records.metrics import Metric
 from feddg_bench.records.rules import UNSEEN, Rule, unseen_splits
@@ -109,7 +109,7 @@ def frames(
         together = _together(members, free)
         first = members[0]
         usual = usual_settings(first.recipe, first.dataset) or together[0][0]
-        varied = varying(shared for shared, _ in together)
+        varied = telling(shared for shared, _ in together)
         for shared, mine in together:
             apart = assignments(values(differences(shared, usual, varied)))
             more = f": {', '.join(apart)}" if apart else ""
@@ -157,13 +157,14 @@ def trained(runs: Iterable[RecordedRun]) -> float:
 def most_telling(frames: Sequence[Frame]) -> list[Frame]:
     """Return, for each data set and protocol, the largest frame and the best trained one.
 
-    Each folder of a user's own images counts as a data set. The largest has the most runs in its
-    rows; `trained` says how well a frame's runs are trained.
+    Each folder of a user's own images and each encoder of features counts as a data set. The
+    largest has the most runs in its rows; `trained` says how well a frame's runs are trained.
     """
-    found: dict[tuple[str, str | None, str], list[Frame]] = {}
+    found: dict[tuple[str | None, ...], list[Frame]] = {}
     for frame in frames:
         first = frame.runs[0]
-        found.setdefault((first.dataset, first.label, first.protocol), []).append(frame)
+        of = (first.dataset, first.label, _encoder(first), first.protocol)
+        found.setdefault(of, []).append(frame)
 
     def size(frame: Frame) -> int:
         by_method: dict[str, list[RecordedRun]] = {}
@@ -285,18 +286,31 @@ def varied(runs: pd.DataFrame, recipe: str | None = None) -> list[Frame]:
 
 
 def _setups(runs: pd.DataFrame) -> Iterator[tuple[str, str, str, list[RecordedRun]]]:
-    """Yield the stem of file names, the title, the setup and its runs; these have one label."""
-    for (dataset, protocol, label), mine in runs.groupby(["dataset", "protocol", "label"]):
+    """Yield the stem of file names, the title, the setup and its runs.
+
+    The runs share one label and, on frozen features, one encoder.
+    """
+    of = [runs[name] for name in ("dataset", "protocol", "label")] + [runs["run"].map(_encoder)]
+    for (dataset, protocol, label, encoder), mine in runs.groupby(of):
         for setup, members in setups(mine):
             recipe, tuned, _ = setup.partition(TUNED)
-            named = (dataset, label) if label else (dataset,)
+            named = [dataset, *[label] * bool(label)]
+            stem = file_name(*named, protocol, recipe, *[encoder] * bool(encoder))
             title = f"{dataset_title(dataset, label or None)}, {TITLES.get(protocol, protocol)}"
+            whole = f"{recipe}, {encoder}{tuned}" if encoder else setup
             yield (
-                file_name(*named, protocol, recipe) + "-tuned" * bool(tuned),
-                f"{title}, recipe {setup}",
+                stem + "-tuned" * bool(tuned),
+                f"{title}, recipe {whole}",
                 setup,
                 [*members["run"]],
             )
+
+
+def _encoder(run: RecordedRun) -> str:
+    """Return the encoder of frozen features; empty for fine-tuned models and the recipe's own."""
+    encoder = run.settings.get("features.encoder") or ""
+    usual = usual_settings(run.recipe, run.dataset) or {}
+    return "" if encoder == usual.get("features.encoder") else encoder
 
 
 def _describe(
@@ -437,7 +451,14 @@ def _shared(run: RecordedRun, free: Collection[str]) -> dict[str, Any]:
     Rounds and clients per round that the recipe gives to one method count as the recipe's.
     """
     settings = {**ADDED, **run.settings}
-    prefixes = ("partition.", "backbone.", "data.", "world.", "federation.unseen_clients")
+    prefixes = (
+        "partition.",
+        "backbone.",
+        "features.",
+        "data.",
+        "world.",
+        "federation.unseen_clients",
+    )
     keys = [key for key in run.settings if key.startswith(prefixes)]
     keys += _FEDERATION
     shared = {key: settings.get(key) for key in keys if key not in {*free, "partition.kind", SPLIT}}

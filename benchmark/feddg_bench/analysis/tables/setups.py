@@ -24,8 +24,8 @@ from feddg_bench.records.differences import (
     natural,
     setting_name,
     setting_text,
+    telling,
     values,
-    varying,
 )
 from feddg_bench.records.frame import runs_where
 from feddg_bench.records.runs import RecordedRun, flatten
@@ -293,7 +293,7 @@ def _variants(entries: Sequence[Alike], own: Mapping[str, Any]) -> list[Variant]
     datasets: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         datasets.setdefault(entry.dataset, []).append(entry.signature)
-    varied = {key for signatures in datasets.values() for key in varying(signatures)}
+    varied = {key for signatures in datasets.values() for key in telling(signatures)}
     keys = [k for k in dict.fromkeys(k for e in entries for k in e.signature) if k in varied]
     together: dict[str, tuple[dict[str, Any], list[RecordedRun]]] = {}
     for entry in entries:
