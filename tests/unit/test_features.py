@@ -173,6 +173,9 @@ def test_imported_features_are_put_into_the_order_of_the_listing(tmp_path: Path)
     file.write_bytes(b"no safetensors")
     with refused(DataError, "cannot read the features"):
         import_features(file, dataset, mine, tmp_path)
+    file.unlink()
+    with refused(DataError, "there is no file"):
+        import_features(file, dataset, mine, tmp_path)
 
 
 def test_a_run_on_features_keeps_their_fingerprint_and_its_model_predicts_images(

@@ -167,6 +167,8 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "np") as file:
             yield file
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}: expected features in safetensors") from error
     except (SafetensorError, OSError, LookupError, ValueError) as error:
         raise DataError(
             f"cannot read the features {path} ({in_a_line(error)}): expected a file as "
