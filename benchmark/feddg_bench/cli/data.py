@@ -336,7 +336,7 @@ def encode_command(
             path = encode_dataset(opened, encoding, network, cache, place, bar.show)
     listed = opened.records()
     store = open_features(path, len(listed.paths), skipped=s.data.skip_unreadable)
-    images, shown, width = store.shape
+    images, shown, width = store.features.shape
     say(
         f"{dataset} at {store.size} px by {store.encoder}: {images:,} images, "
         f"{counted(shown, 'view')}, {width:,} features, {time.monotonic() - started:.0f} s\n"
@@ -347,10 +347,10 @@ def encode_command(
     if not opened.classes:
         return
     found = probe(store, listed.labels, len(opened.classes))
-    said = (
-        f"class means {found.class_means:.1%}, ridge {found.ridge:.1%}, chance {found.chance:.1%}"
+    say(
+        f"held-out tenth of each domain: class means {found.class_means:.1%}, ridge "
+        f"{found.ridge:.1%}, chance {found.chance:.1%}"
     )
-    say(f"held-out tenth of each domain: {said}")
     if found.lacks_semantics:
         logger.warning(
             "the encoder hardly tells the classes apart: its weights may be random, damaged or "

@@ -319,8 +319,7 @@ class ProfileCommand(Machine, Experiment):
         datasets = Datasets(resources.data_root)
         request = self.request(resources, rounds=rounds + 1).one_scenario(datasets)
 
-        from feddg_bench.data.federated import synthetic_federation
-        from feddg_bench.engine.compatibility import measured_like
+        from feddg_bench.data.federated import measured_federation
         from feddg_bench.runs.setup import RunData, open_federation
         from feddg_bench.runs.time_profile import profile
 
@@ -332,14 +331,9 @@ class ProfileCommand(Machine, Experiment):
                     "profile measures 1 round or more: give --rounds 1, or leave it out"
                 )
             if self.synthetic:
-                clients, size = plan.settings.partition.clients, plan.settings.side
-                classes = len(plan.dataset.classes)
-                federation = synthetic_federation(
-                    clients,
-                    self.synthetic,
-                    size,
-                    classes,
-                    like=measured_like(plan.settings, plan.dataset),
+                s, classes = plan.settings, len(plan.dataset.classes)
+                federation = measured_federation(
+                    s, s.partition.clients, self.synthetic, classes, plan.dataset
                 )
             else:
                 federation = open_federation(plan, data)[0]

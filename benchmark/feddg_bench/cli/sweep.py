@@ -315,7 +315,7 @@ def _prepare(search: Search, datasets: Datasets, resources: Resources, progress:
     data = RunData(resources.cache_dir)
     for job in search.jobs():
         dataset = datasets.open(job.dataset).adjusted(job.world)
-        if recorded(store, data, dataset, job.key, job.tuned) is None:
+        if recorded(store, data, dataset, job.encoding, job.key, job.tuned) is None:
             if job.encoding is None:
                 data.store(dataset, job.data, progress)
             else:

@@ -191,7 +191,7 @@ class Method(Predictor):
     def new_classifier(self) -> nn.Linear:
         """Return a classifier of ``num_features`` features with random weights."""
         if self.needs_text:
-            return TextClassifier(self.num_features, self.num_classes)
+            return TextClassifier(self.num_features, self.num_classes, bias=False)
         backbone = self.backbone
         if not isinstance(backbone, Backbone) or backbone.num_features != self.num_features:
             return nn.Linear(self.num_features, self.num_classes)

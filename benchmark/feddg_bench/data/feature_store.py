@@ -9,11 +9,10 @@ what determines the features: data set, content, decoding, encoder, its weights,
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from feddg_bench.common.errors import DataError, SettingsError, in_a_line
 from feddg_bench.config.schema import AugmentSettings, DataSettings, FeatureSettings, RunSettings
-from feddg_bench.data.dataset import DECODING, DomainDataset
+from feddg_bench.data.dataset import DomainDataset
 from feddg_bench.data.federated import Federation
 from feddg_bench.data.image_store import decoding_rule, known_fingerprint
 
@@ -32,26 +31,29 @@ from feddg_bench.data.image_store import decoding_rule, known_fingerprint
 class FeatureStore:
     """Features that a run uses instead of images."""
 
-    path: Path  # the file
-    offset: int  # of the features in it, in bytes
-    shape: tuple[int, int, int]  # N, V, D
+    features: np.memmap[tuple[int, int, int], np.dtype[np.float16]]  # [N, V, D], read only
     fingerprint: str  # hash of the file
     encoder: str  # name of the encoder
     weights: str  # SHA-256 of its weights
     size: int  # side of the encoded images in pixels
     text: NDArray[np.float32]  # features of the classes' names [C, D]; [0, 0] if there are none
     logit_scale: float  # factor of cosines between image and text features
-    unreadable: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    unreadable: NDArray[np.int64]  # indices of skipped images, whose features are 0
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(str(self.features.filename))
 
     def replacing_images(self, federation: Federation) -> Federation:
         """Return a federation with these features for images."""
         return replace(
             federation,
             images=self.path,
-            offset=self.offset,
-            views=self.shape[1],
+            offset=self.features.offset,
+            views=self.features.shape[1],
             size=1,
-            channels=self.shape[2],
+            channels=self.features.shape[2],
             pixels="float16",
             text=self.text,
             logit_scale=self.logit_scale,
@@ -72,23 +74,10 @@ class Encoding(NamedTuple):
             return None
         return cls(settings.features, settings.data, settings.augment)
 
-    @classmethod
-    def recorded(cls, settings: Mapping[str, Any]) -> Self | None:
-        """Return the encoding of a record's settings, ``None`` if the run used images."""
-        if "features" not in settings:
-            return None
-        data = {k: v for k, v in settings["data"].items() if k in ("image_size", *DECODING)}
-        features = FeatureSettings(**settings["features"])
-        return cls(features, DataSettings(**data), AugmentSettings(**settings["augment"]))
-
     def path(self, dataset: DomainDataset, content: str, weights: str, home: Path) -> Path:
-        """Return the file of a data set's features.
+        """Return the file of a data set's features in the cache folder.
 
-        Args:
-            dataset: The data set.
-            content: Its fingerprint.
-            weights: SHA-256 of the encoder's weights, or a pattern.
-            home: The cache folder.
+        ``content`` is its fingerprint, and ``weights`` the encoder's SHA-256, or a pattern.
         """
         rule = decoding_rule(dataset.decoded(self.data))
         if self.features.views > 1:
@@ -130,29 +119,29 @@ def open_features(path: Path, images: int, *, skipped: bool = False) -> FeatureS
     Raises:
         DataError: If the file cannot be read, or holds features of other images.
     """
-    with opened(path) as file:
-        metadata, names = file.metadata() or {}, {*file.keys()}
-        features = file.get_slice("features")
-        shape = tuple(features.get_shape())
-        if features.get_dtype() != "F16" or shape[:1] != (images,):
-            raise DataError(
-                f"{path} holds features of {shape[0]} images, expected float16 of {images}: delete "
-                f"it and encode again"
-            )
-        text = file.get_tensor("text") if "text" in names else np.empty((0, 0), np.float32)
-    with path.open("rb") as plain:
-        length = int.from_bytes(plain.read(8), "little")
-        start = json.loads(plain.read(length))["features"]["data_offsets"][0]
+    with opened(path) as file, path.open("rb") as plain:
+        start = 8 + int.from_bytes(plain.read(8), "little")  # of the first tensor, the features
         plain.seek(0)
         digest = hashlib.file_digest(plain, partial(hashlib.blake2b, digest_size=16))
-    start += 8 + length
-    unreadable = np.empty(0, np.int64)
-    if skipped:
-        clean = np.memmap(path, np.float16, "r", start, shape)[:, 0]
-        unreadable = np.flatnonzero(~clean.any(axis=1))
-    scale, size = float(metadata.get("logit_scale", 100)), int(metadata["size"])
-    who = metadata["encoder"], metadata["weights"], size
-    return FeatureStore(path, start, shape, digest.hexdigest(), *who, text, scale, unreadable)
+        shape = tuple(file.get_slice("features").get_shape())
+        facts, names = file.metadata(), file.keys()
+        if shape[0] != images:
+            raise DataError(
+                f"{path} holds features of {shape[0]} images, expected {images}: delete it and "
+                f"encode again"
+            )
+        features = np.memmap(path, np.float16, "r", start, shape)
+        empty = ~features[:, 0].any(axis=1) if skipped else np.empty(0, bool)
+        return FeatureStore(
+            features,
+            digest.hexdigest(),
+            facts["encoder"],
+            facts["weights"],
+            int(facts["size"]),
+            file.get_tensor("text") if "text" in names else np.empty((0, 0), np.float32),
+            float(facts.get("logit_scale", 100)),
+            np.flatnonzero(empty),
+        )
 
 
 @contextmanager
@@ -169,7 +158,7 @@ def opened(path: Path) -> Iterator[Any]:
             yield file
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}: expected features in safetensors") from error
-    except (SafetensorError, OSError, LookupError, ValueError) as error:
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise DataError(
             f"cannot read the features {path} ({in_a_line(error)}): expected a file as "
             f"`feddg-bench data encode` writes it"

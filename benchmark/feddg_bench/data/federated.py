@@ -443,3 +443,12 @@ def synthetic_federation(
         pixels=pixels,
         views=int(size == 1),  # of features: no image is so small
     )
+
+
+def measured_federation(
+    settings: RunSettings, clients: int, per_client: int, num_classes: int, like: ImageFacts
+) -> Federation:
+    """Return a `synthetic_federation` of what a run reads: images or features of usual width."""
+    if settings.features.encoder:
+        like = Images(like.task, 1024, "float16")
+    return synthetic_federation(clients, per_client, settings.side, num_classes, like=like)

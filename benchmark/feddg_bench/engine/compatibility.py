@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from feddg_bench.common.errors import SettingsError
 from feddg_bench.config.schema import TIMM
 from feddg_bench.data.dataset import DomainDataset
-from feddg_bench.data.federated import ImageFacts, Images
+from feddg_bench.data.federated import ImageFacts
 from feddg_bench.models.suitability import check_sides
 from feddg_bench.protection.accounting import check_accountant
 
@@ -29,11 +29,6 @@ FEWEST = 3
 
 _COLOURS = ("brightness", "contrast", "saturation", "hue", "grayscale")
 """Settings of augmentation that need RGB in [0, 1]."""
-
-
-def measured_like(settings: RunSettings, images: ImageFacts) -> ImageFacts:
-    """Return the inputs of a run, of which those of features have a width like most encoders'."""
-    return Images(images.task, 1024, "float16") if settings.features.encoder else images
 
 
 def is_rgb(pictures: ImageFacts) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from torch import Tensor, nn
 
 from feddg_bench.common.errors import SettingsError, in_a_line, unknown
 from feddg_bench.config.schema import BACKBONE_NAMES, TIMM, BackboneSettings
-from feddg_bench.models.backbones import NORMALISATIONS, Normalisation, build_backbone
-from feddg_bench.models.suitability import check_sides
+from feddg_bench.engine.compatibility import check_image_size
+from feddg_bench.models.backbones import build_backbone
 from feddg_bench.models.weights import digest, load_tensors
 from feddg_bench.plugins import load_object, names
 
@@ -25,28 +23,12 @@ KINDS = (f"{TIMM}NAME", f"{TORCHVISION}NAME", f"{OPEN_CLIP}ARCH/TAG")
 
 
 class Encoder(nn.Module):
-    """A frozen network.
+    """A frozen ``net`` from images [B, 3, S, S], normalised by ``mean`` and ``std``, to [B, D]."""
 
-    Attributes:
-        texts: Maps texts to features [C, D]; ``None`` without a text tower.
-        logit_scale: Factor of cosines between features of images and of texts.
-
-    Args:
-        net: Maps images [B, 3, S, S] to features [B, D].
-        normalisation: Mean and standard deviation that ``net`` expects.
-    """
-
-    mean: Tensor
-    std: Tensor
-    texts: Callable[[Sequence[str]], Tensor] | None = None
-    logit_scale: float = 100.0
-
-    def __init__(self, net: nn.Module, normalisation: Normalisation) -> None:
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.net = net
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation)
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
+        self.mean, self.std = (nn.Buffer(torch.tensor(each)[:, None, None]) for each in (mean, std))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of images [B, 3, S, S] in [0, 1]."""
@@ -56,6 +38,9 @@ class Encoder(nn.Module):
 
 def build_encoder(name: str, size: int, weights: Path | None = None) -> nn.Module:
     """Return an encoder in evaluation mode, a module from images [B, 3, S, S] to features [B, D].
+
+    With a text tower, it has a method ``texts`` from texts to features [C, D] and the factor of
+    cosines, ``logit_scale``.
 
     Args:
         name: A backbone of the suite, with ``+tf`` for TensorFlow's padding; one of `KINDS`; or an
@@ -68,24 +53,26 @@ def build_encoder(name: str, size: int, weights: Path | None = None) -> nn.Modul
         SettingsError: If the name is unknown, a package is missing, or weights do not fit.
         DataError: If the file of weights cannot be read.
     """
-    kind, _, rest = name.partition(":")
+    plain, kind = name.removesuffix(TENSORFLOW), f"{name.partition(':')[0]}:"
     known = [each for each in BACKBONE_NAMES if each != "features"]
     net: nn.Module
-    if name.removesuffix(TENSORFLOW) in known or name.startswith(TIMM):
-        values = {
-            "name": name.removesuffix(TENSORFLOW),
-            "weights": None if weights is None else str(weights),
-            "padding": "tf" if name.endswith(TENSORFLOW) else "torch",
-        }
-        settings = BackboneSettings(**values)
-        check_sides(settings, size)
+    if plain in known or kind == TIMM:
+        settings = BackboneSettings(
+            name=plain,
+            weights=None if weights is None else str(weights),
+            padding="torch" if plain == name else "tf",
+        )
+        check_image_size(settings, size)
         net = build_backbone(settings, size=size)
-    elif f"{kind}:" in (TORCHVISION, OPEN_CLIP) and rest:
-        if find_spec(kind) is None:
-            raise SettingsError(f"the encoder {name} needs {kind}: run pip install {_PIP[kind]}")
+    elif kind in (TORCHVISION, OPEN_CLIP):
+        build = _torchvision if kind == TORCHVISION else _open_clip
         try:
-            net = (_torchvision if kind == "torchvision" else _open_clip)(rest, size, weights)
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            net = build(name.removeprefix(kind), size, weights)
+        except ModuleNotFoundError as error:
+            raise SettingsError(
+                f"the encoder {name} needs open_clip: run pip install open_clip_torch"
+            ) from error
+        except (OSError, RuntimeError, ValueError, LookupError, AttributeError) as error:
             raise SettingsError(
                 f"the encoder {name} cannot be built at {size} px ({in_a_line(error)}): give "
                 f"another name or --size, or a file with its weights"
@@ -95,9 +82,6 @@ def build_encoder(name: str, size: int, weights: Path | None = None) -> nn.Modul
     else:
         raise SettingsError(unknown("encoder", name, [*known, *KINDS, *names("encoder")]))
     return net.requires_grad_(requires_grad=False).eval()
-
-
-_PIP = {"torchvision": "torchvision", "open_clip": "open_clip_torch"}
 
 
 def _torchvision(name: str, size: int, weights: Path | None) -> Encoder:
@@ -113,44 +97,30 @@ def _torchvision(name: str, size: int, weights: Path | None) -> Encoder:
         raise ValueError("its classifier is no linear layer")
     net.set_submodule(linear[-1], nn.Identity())
     made = own.transforms()
-    mean, std = NORMALISATIONS["imagenet"]
-    return Encoder(net, (tuple(getattr(made, "mean", mean)), tuple(getattr(made, "std", std))))
+    return Encoder(net, made.mean, made.std)
 
 
 def _open_clip(name: str, size: int, weights: Path | None) -> Encoder:
     open_clip: Any = import_module("open_clip")
 
+    known = ["/".join(each) for each in open_clip.list_pretrained()]
+    if weights is None and name not in known:  # without a tag, weights would be random
+        raise SettingsError(unknown("model of open_clip", name, known))
     arch, _, tag = name.partition("/")
-    if arch not in (known := open_clip.list_models()):
-        raise SettingsError(unknown("architecture of open_clip", arch, known))
-    tags = open_clip.list_pretrained_tags_by_model(arch)
-    if weights is None and tag not in tags:
-        raise SettingsError(
-            f"open_clip has no weights {tag!r} of {arch}; it has "
-            f"{', '.join(tags) or 'none'}: name one of them, or give a file with --weights"
-        )
-    with _root_handlers_kept():
+    root, quiet = logging.getLogger(), logging.NullHandler()
+    root.addHandler(quiet)  # else open_clip's first message would add one that changes all messages
+    try:
         model: Any = open_clip.create_model(
             arch, tag if weights is None else str(weights), force_image_size=size
         )
         tokens = open_clip.get_tokenizer(arch)
-    encoder = Encoder(model.visual, (model.visual.image_mean, model.visual.image_std))
+    finally:
+        root.removeHandler(quiet)
+    encoder: Any = Encoder(model.visual, model.visual.image_mean, model.visual.image_std)
     encoder.model = model  # so that the text tower is part of the hash
     encoder.texts = lambda texts: model.encode_text(tokens(list(texts)))
     encoder.logit_scale = float(model.logit_scale.detach().exp())
-    return encoder
-
-
-@contextmanager
-def _root_handlers_kept() -> Iterator[None]:
-    """Keep a package that logs by the root logger from choosing how all messages look."""
-    root = logging.getLogger()
-    before = root.handlers[:]
-    root.addHandler(logging.NullHandler())  # else its first message would add another
-    try:
-        yield
-    finally:
-        root.handlers[:] = before
+    return encoder  # type: ignore[no-any-return]
 
 
 def encoder_digest(encoder: nn.Module) -> str:

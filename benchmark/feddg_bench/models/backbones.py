@@ -262,12 +262,9 @@ class CosineClassifier(nn.Linear):
 class TextClassifier(nn.Linear):
     """Logits are products of normalised features and weights, such as scaled text features."""
 
-    def __init__(self, width: int, num_classes: int) -> None:
-        super().__init__(width, num_classes, bias=False)
-
     def forward(self, z: Tensor) -> Tensor:
         """Return logits [B, C] of features [B, D]."""
-        return F.linear(F.normalize(z), self.weight)
+        return F.linear(F.normalize(z), self.weight, self.bias)
 
 
 @dataclass(frozen=True)

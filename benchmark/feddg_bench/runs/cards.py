@@ -141,8 +141,7 @@ def see_crossing(plan: Plan) -> Crossing:
 
     Data, clients and rounds of the plan are replaced by tiny ones.
     """
-    from feddg_bench.data.federated import synthetic_federation
-    from feddg_bench.engine.compatibility import measured_like
+    from feddg_bench.data.federated import measured_federation
     from feddg_bench.engine.executors import SerialExecutor
     from feddg_bench.runs.driver import train
     from feddg_bench.runs.setup import start
@@ -154,8 +153,7 @@ def see_crossing(plan: Plan) -> Crossing:
     plan = plan._replace(
         settings=settings.model_copy(update={"federation": tiny, "privacy": PrivacySettings()})
     )
-    like = measured_like(settings, plan.dataset)
-    federation = synthetic_federation(clients, PER_CLIENT, settings.side, classes, like=like)
+    federation = measured_federation(settings, clients, PER_CLIENT, classes, plan.dataset)
     run = start(plan, federation, SerialExecutor(), Resources(device="cpu", workers=1))
     seen = _Listener()
     train(run, seen)

@@ -10,6 +10,7 @@ from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import federate
 from feddg_bench.core.messages import Reply, Task
 from feddg_bench.data.dataset import DomainDataset
+from feddg_bench.data.feature_store import Encoding
 from feddg_bench.engine.devices import open_executor
 from feddg_bench.engine.evaluation import evaluate
 from feddg_bench.engine.executors import Executor
@@ -97,6 +98,7 @@ def recorded(
     store: ResultsStore,
     data: RunData,
     dataset: DomainDataset,
+    encoding: Encoding | None,
     key: str,
     tuned: TunedRecord | None,
 ) -> RunRecord | None:
@@ -108,7 +110,7 @@ def recorded(
     record = store.load(key)
     if record is None:
         return None
-    data.check_same(dataset, record, store.path(key))
+    data.check_same(dataset, encoding, record, store.path(key))
     check_same_code(record)
     return store.note_tuned(record, tuned)
 
@@ -139,7 +141,8 @@ def execute_all(
         for plan in plans:
             record = None
             if not again:
-                record = recorded(store, data, plan.dataset, plan.key, plan.tuned)
+                encoding = Encoding.of(plan.settings)
+                record = recorded(store, data, plan.dataset, encoding, plan.key, plan.tuned)
             if record is not None and store.has_models(plan.key, keep):
                 tidy(store, plan.key)
                 for observer in observers:

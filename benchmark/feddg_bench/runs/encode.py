@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from feddg_bench.common.errors import DataError, SettingsError
 from feddg_bench.common.parallel import in_threads
@@ -28,12 +29,14 @@ from feddg_bench.data.dataset import DomainDataset, UnreadableError, read_checke
 from feddg_bench.data.decoding import unreadable_images
 from feddg_bench.data.feature_store import Encoding, FeatureStore, open_features, opened
 from feddg_bench.data.image_store import OnDecoded, known_fingerprint
+from feddg_bench.engine.compatibility import is_rgb
 from feddg_bench.engine.encoders import encoder_digest
 
 PIECE = 128
 """Images that are encoded at a time."""
 
 
+@torch.inference_mode()
 def encode_dataset(
     dataset: DomainDataset,
     encoding: Encoding,
@@ -56,73 +59,75 @@ def encode_dataset(
         DataError: If images cannot be decoded, features are not finite, or the disk is full.
         SettingsError: If images are not RGB.
     """
-    if (dataset.channels, dataset.pixels) != (3, "uint8"):
+    if not is_rgb(dataset):
         raise SettingsError(f"encoders read RGB images, and those of {dataset.name} are not")
     size, weights = encoding.data.image_size, encoder_digest(encoder)
     path = encoding.path(dataset, known_fingerprint(dataset, home), weights, home)
     decoded, count = dataset.decoded(encoding.data), len(dataset.records().paths)
-    encoder = encoder.to(device)
-    with torch.inference_mode():
-        width = encoder(torch.zeros(1, 3, size, size, device=device)).shape[1]
-    facts = {"encoder": str(encoding.features.encoder), "weights": weights, "size": str(size)}
-    tail = {}
+    encoder, augment = encoder.to(device), Augment(encoding.augment)
+    width = encoder(torch.zeros(1, 3, size, size, device=device)).shape[1]
+    facts, tail = {"weights": weights}, {}
     if (texts := getattr(encoder, "texts", None)) is not None and dataset.classes:
         prompts = [dataset.prompt(name) for name in dataset.classes]
-        with torch.inference_mode():
-            tail["text"] = texts(prompts).float().cpu().numpy()
+        tail["text"] = texts(prompts).float().cpu().numpy()
         facts |= {"prompts": json.dumps(prompts), "logit_scale": str(encoder.logit_scale)}
 
-    def read(index: int) -> NDArray[Any] | UnreadableError:
+    def read(index: int) -> tuple[NDArray[Any], str]:
         try:
-            return read_checked(decoded, index, size)
+            return read_checked(decoded, index, size), ""
         except UnreadableError as error:
-            return error
+            return np.zeros((size, size, 3), np.uint8), error.why
 
     def pieces(start: int) -> Iterator[NDArray[np.float16]]:
         if path.exists():  # with other texts, or another process wrote it
-            old = open_features(path, count)
-            stored = np.memmap(path, np.float16, "r", old.offset, old.shape)
-            yield from (stored[n : n + PIECE] for n in range(start, count, PIECE))
+            yield open_features(path, count).features[start:]
             return
-        images = iter(in_threads(read, range(start, count)))
+        images = in_threads(read, range(start, count))
         while piece := list(islice(images, PIECE)):
-            faults = {start + i: e.why for i, e in enumerate(piece) if isinstance(e, Exception)}
+            faults = {start + i: why for i, (_, why) in enumerate(piece) if why}
             if faults and not decoded.skip_unreadable:
                 raise DataError(f"{dataset.title}: {unreadable_images(dataset, faults)}")
-            blank = np.zeros((size, size, 3), np.uint8)
-            pixels = np.stack([blank if isinstance(e, Exception) else e for e in piece])
-            features = _encoded(encoder, pixels, encoding, start // PIECE, device)
-            features[[index - start for index in faults]] = 0
+            pixels, found = torch.from_numpy(np.stack([image for image, _ in piece])), []
+            for view in range(encoding.features.views):
+                draw = torch_generator(0, "views", start // PIECE, view)
+                batch = augment(pixels, draw) if view else to_float(pixels)
+                found.append(encoder(batch.to(device)).float().cpu())
+            features = torch.stack(found, 1).numpy().astype(np.float16)
+            features[[bool(why) for _, why in piece]] = 0
             yield features
             start += len(piece)
             if progress is not None:
                 progress(start, count)
 
-    _write(path, dataset, (count, encoding.features.views, width), facts, tail, pieces)
+    _write(path, dataset, encoding, width, facts, tail, pieces)
     return path
 
 
 def _write(
     path: Path,
     dataset: DomainDataset,
-    shape: tuple[int, int, int],
+    encoding: Encoding,
+    width: int,
     facts: Mapping[str, str],
     tail: Mapping[str, NDArray[Any]],
     pieces: Callable[[int], Iterator[NDArray[np.float16]]],
 ) -> None:
-    """Write a safetensors file unless it is there with these facts.
+    """Write a safetensors file unless it is there with these facts and those of the encoding.
 
-    ``pieces`` yields its rows from one on.
+    ``pieces`` yields the rows of its features from one on; ``tail`` holds further tensors.
 
     Raises:
         DataError: If it cannot be written, or features are not finite.
     """
-    lines = np.frombuffer("\n".join(dataset.records().paths).encode(), np.uint8)
-    row = 2 * shape[1] * shape[2]
-    end = row * shape[0]
+    paths, name, size = dataset.records().paths, encoding.features.encoder, encoding.data.image_size
+    shape = len(paths), encoding.features.views, width
+    row = 2 * shape[1] * width
+    end = row * len(paths)
+    facts = {**facts, "encoder": str(name), "size": str(size)}
     header: dict[str, Any] = {"__metadata__": dict(sorted(facts.items()))}
     header["features"] = {"dtype": "F16", "shape": shape, "data_offsets": [0, end]}
-    for name, array in (tail := {**tail, "paths": lines}).items():
+    tail = {**tail, "paths": np.frombuffer("\n".join(paths).encode(), np.uint8)}
+    for name, array in tail.items():
         start, end = end, end + array.nbytes
         kind = {"float32": "F32", "uint8": "U8"}[str(array.dtype)]
         header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
@@ -132,21 +137,22 @@ def _write(
     part = path.with_suffix(".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and _begins(path, head):
-            return
+        with suppress(FileNotFoundError), path.open("rb") as whole:
+            if whole.read(len(head)) == head:
+                return
         with FileLock(path.with_suffix(".lock")), part.open("a+b") as file:
             file.seek(0)
-            same = file.read(len(head)) == head
-            written = max(0, part.stat().st_size - len(head)) if same else 0
-            done = min(written // row, shape[0]) // PIECE * PIECE
-            file.truncate(len(head) + done * row if same else 0)
-            if not same:
+            if file.read(len(head)) != head:
+                file.truncate(0)
                 file.write(head)
+            done = (file.seek(0, os.SEEK_END) - len(head)) // row
+            done = min(done, len(paths)) // PIECE * PIECE
+            file.truncate(len(head) + done * row)
             for features in pieces(done):
                 if not np.isfinite(features).all():
                     raise DataError(
-                        f"features of {dataset.title} are not finite numbers of 16 bits: choose "
-                        f"another encoder"
+                        f"features of {dataset.title} are not finite numbers of 16 bits: scale "
+                        f"them, or choose another encoder"
                     )
                 file.write(features.tobytes())
                 file.flush()
@@ -161,25 +167,6 @@ def _write(
             f"cannot write {end / 2**20:,.0f} MiB of features to {path.parent}: {error.strerror}; "
             f"make room, or name another folder with --cache-dir or FEDDG_CACHE"
         ) from error
-
-
-def _begins(path: Path, head: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(head)) == head
-
-
-def _encoded(
-    encoder: nn.Module, pixels: NDArray[Any], encoding: Encoding, piece: int, device: str
-) -> NDArray[np.float16]:
-    """Return float16 features [B, V, D] of images uint8 [B, S, S, 3]."""
-    augment, images = Augment(encoding.augment), torch.from_numpy(pixels)
-    found: list[Tensor] = []
-    with torch.inference_mode():
-        for view in range(encoding.features.views):
-            generator = torch_generator(0, "views", piece, view)
-            batch = augment(images, generator) if view else to_float(images)
-            found.append(encoder(batch.to(device)).float().cpu())
-    return torch.stack(found, 1).numpy().astype(np.float16)
 
 
 def import_features(source: Path, dataset: DomainDataset, encoding: Encoding, home: Path) -> Path:
@@ -197,12 +184,12 @@ def import_features(source: Path, dataset: DomainDataset, encoding: Encoding, ho
             does not fit.
     """
     with opened(source) as file:
-        names, metadata = {*file.keys()}, file.metadata() or {}
-        features = np.asarray(file.get_tensor("features"))
+        names, metadata = file.keys(), file.metadata() or {}
+        features = file.get_tensor("features")
         lines = bytes(file.get_tensor("paths")).decode().split("\n")
-        tail = {name: file.get_tensor(name) for name in ("text",) if name in names}
+        tail = {name: file.get_tensor(name).astype(np.float32) for name in names if name == "text"}
         if "logit_scale" in names:
-            metadata["logit_scale"] = str(float(file.get_tensor("logit_scale").reshape(-1)[0]))
+            metadata["logit_scale"] = str(float(file.get_tensor("logit_scale").item()))
     features = features[:, None] if features.ndim == 2 else features
     places = {line: place for place, line in enumerate(lines)}
     wanted = dataset.records().paths
@@ -214,28 +201,20 @@ def import_features(source: Path, dataset: DomainDataset, encoding: Encoding, ho
             f"{f', such as {lacking[0]}' if lacking else ''}: expected [N, V, D], and a path such "
             f"as {wanted[0]} for each"
         )
+    _, views, width = features.shape
     classes = len(dataset.classes)
-    if "text" in tail and tail["text"].shape != (classes, features.shape[2]):
+    if "text" in tail and tail["text"].shape != (classes, width):
         raise DataError(
             f"{source} holds text features {list(tail['text'].shape)}: expected [{classes}, "
-            f"{features.shape[2]}], a row for each of {', '.join(dataset.classes[:5])} ..."
+            f"{width}], a row for each of {', '.join(dataset.classes[:5])} ..."
         )
-    if "text" in tail:
-        tail["text"] = tail["text"].astype(np.float32)
     ordered = features[[places[path] for path in wanted]].astype(np.float16)
-    if not np.isfinite(ordered).all():
-        raise DataError(f"{source} holds features that are not finite numbers of 16 bits")
-    settings = encoding.features.model_copy(update={"views": features.shape[1]})
+    settings = encoding.features.model_copy(update={"views": views})
     encoding = encoding._replace(features=settings)
-    weights = metadata.get("weights") or file_digest(source)
+    facts = {name: metadata[name] for name in ("logit_scale", "prompts") if name in metadata}
+    facts["weights"] = weights = metadata.get("weights") or file_digest(source)
     path = encoding.path(dataset, known_fingerprint(dataset, home), weights, home)
-    facts = {
-        "encoder": str(settings.encoder),
-        "weights": weights,
-        "size": str(encoding.data.image_size),
-        **{name: metadata[name] for name in ("logit_scale", "prompts") if name in metadata},
-    }
-    _write(path, dataset, ordered.shape, facts, tail, lambda start: iter([ordered[start:]]))
+    _write(path, dataset, encoding, width, facts, tail, lambda start: iter([ordered[start:]]))
     return path
 
 
@@ -255,9 +234,8 @@ class Probe(NamedTuple):
 
 def probe(store: FeatureStore, labels: NDArray[Any], classes: int) -> Probe:
     """Return how well the clean views of a data set tell its classes apart."""
-    shape = store.shape[0], store.shape[1], store.shape[2]
-    mapped = np.memmap(store.path, np.float16, "r", store.offset, shape)
-    x = torch.from_numpy(np.delete(mapped[:, 0].astype(np.float32), store.unreadable, 0))
+    clean = store.features[:, 0].astype(np.float32)
+    x = torch.from_numpy(np.delete(clean, store.unreadable, 0))
     y = torch.from_numpy(np.delete(labels, store.unreadable))
     held = torch.arange(len(x)) % 10 == 0  # images are listed by domain and class
     centre = x[~held].mean(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,22 +231,16 @@ def load_model(
     return module.eval()
 
 
+@dataclass(frozen=True)
 class Encoded:
-    """Maps an image, as `image_tensor` takes it, to features [D, 1, 1] by a model's encoder.
+    """Maps an image, as `image_tensor` takes it, to features [D, 1, 1] by a model's encoder."""
 
-    The encoder is built for the first image.
-
-    Args:
-        facts: The model's description.
-        weights: File of the encoder's weights; default those of its package.
-    """
-
-    def __init__(self, facts: KeptModel, weights: Path | None) -> None:
-        self.facts, self.weights = facts, weights
+    facts: KeptModel  # the model's description
+    weights: Path | None  # file of the encoder's weights; default those of its package
 
     @cached_property
     def encoder(self) -> torch.nn.Module:
-        """The encoder.
+        """The encoder, built for the first image.
 
         Raises:
             SettingsError: If it cannot be built, or has other weights than in training.
@@ -259,12 +254,12 @@ class Encoded:
             )
         return encoder
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, image: Any) -> Tensor:
         """Return the features of an image."""
         pixels = image_tensor(image, self.facts.settings.data)
-        features: Tensor = self.encoder(pixels[None])[0].float().half().float()  # as stored
-        return features[:, None, None].clone()
+        features: Tensor = self.encoder(pixels[None])[0].half().float()  # as stored
+        return features[:, None, None]
 
 
 def _classes(dataset: str, count: int) -> tuple[str, ...]:

@@ -21,8 +21,7 @@ from feddg_bench.config.schema import (
     RunSettings,
 )
 from feddg_bench.core.messages import Task
-from feddg_bench.data.federated import ImageFacts, spread, synthetic_federation
-from feddg_bench.engine.compatibility import measured_like
+from feddg_bench.data.federated import ImageFacts, measured_federation, spread
 from feddg_bench.engine.devices import count_workers, find_devices
 from feddg_bench.engine.flop import seconds_of
 from feddg_bench.engine.worker import Worker, WorkerSpec
@@ -151,8 +150,7 @@ def seconds_an_image(
     """
     size = min(settings.train.batch_size, LARGEST)
     sizes = [n for n in (2, 8, 32) if n < size] + [size]
-    like = measured_like(settings, pictures)
-    federation = synthetic_federation(1, size, settings.side, classes, like=like)
+    federation = measured_federation(settings, 1, size, classes, pictures)
     parts = {f"holds {n}": np.arange(n) for n in sizes}
     once = {"local_epochs": 1, "optimizer_state": "reset"}
     plain = settings.model_copy(

@@ -24,6 +24,7 @@ from feddg_bench.common.portable import describe_cpu
 from feddg_bench.config.schema import Resources
 from feddg_bench.core.loop import RoundResult
 from feddg_bench.core.messages import Reply, Task, copied
+from feddg_bench.data.feature_store import Encoding
 from feddg_bench.engine.devices import find_devices
 from feddg_bench.engine.flop import Tally
 from feddg_bench.engine.gpu import device_name
@@ -86,7 +87,9 @@ class Recorder(Observer):
         self.writer = CheckpointWriter(self.path, resources.checkpoint_every)
         if self.path.exists():
             kept = load_checkpoint(self.path)
-            data.check_same(run.plan.dataset, kept.record, self.path)
+            data.check_same(
+                run.plan.dataset, Encoding.of(run.plan.settings), kept.record, self.path
+            )
             with going_on(self.path):
                 if has_changed(kept.record):
                     raise DataError(f"the code of {kept.record.method} changed after it was made")

@@ -72,7 +72,9 @@ class RunData:
             )
         return self._features[how]
 
-    def check_same(self, dataset: DomainDataset, record: RunRecord, where: Path) -> None:
+    def check_same(
+        self, dataset: DomainDataset, encoding: Encoding | None, record: RunRecord, where: Path
+    ) -> None:
         """Refuse a record or checkpoint that was made from other images than those here.
 
         The run key identifies the computation, not the copy of a data set.
@@ -80,7 +82,6 @@ class RunData:
         Raises:
             DataError: If the contents differ, or the data set cannot be found.
         """
-        encoding = Encoding.recorded(record.settings)
         if encoding is None:
             here = known_fingerprint(dataset, self.cache)
         else:

@@ -55,17 +55,12 @@ SPREAD = {
 _OTHER = (_CLIENTS, _SAMPLED, ("partition.kind", "partition {}"))
 """The same for all other kinds."""
 _FIRST = (
-    ("backbone.name", "{}"),
-    ("data.image_size", "{} px"),
-    ("federation.rounds", "{} rounds"),
-)
-_FROZEN = (
     ("features.encoder", "frozen {}"),
+    ("backbone.name", "{}"),
     ("data.image_size", "{} px"),
     ("backbone.hidden", "MLP {}"),
     ("federation.rounds", "{} rounds"),
 )
-"""The same for features."""
 _MORE = (
     ("backbone.pretrained", "pretrained {}"),
     ("train.local_epochs", "local epochs {}"),
@@ -275,13 +270,13 @@ def _settings(
     common = {"partition.classes_per_client": PartitionSettings().classes_per_client, **modal(runs)}
     spread = SPREAD.get(common.get("partition.kind", "heterogeneous"), _OTHER)
     encoded = common.get("features.encoder") is not None
-    first = _FROZEN if encoded else _FIRST
+    left_out = ("backbone.name", "backbone.pretrained", "federation.bn") if encoded else ()
     return [
         re.sub(r"^1 (round|client)s", r"1 \1", form.format(_plain(common[key])))
-        for key, form in (*first, *spread, *more)
+        for key, form in (*_FIRST, *spread, *more)
         if key in common
-        and not (encoded and key in ("backbone.pretrained", "federation.bn"))
-        and (common[key] or key != "backbone.hidden")
+        and key not in left_out
+        and (common[key] or key not in ("features.encoder", "backbone.hidden"))
         and (key not in free or len({repr(run.settings.get(key)) for run in runs}) == 1)
     ]
 
