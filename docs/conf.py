@@ -12,6 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from docutils import nodes
 from pygments.lexers.shell import BashLexer
@@ -95,7 +96,7 @@ def check_links(app: Any, failed: Exception | None) -> None:
         for target in {*re.findall(r'\s(?:href|src)="([^"]+)"', text)}:
             if re.match(r"[a-z]+:|//", target):
                 continue
-            name, _, anchor = target.partition("#")
+            name, _, anchor = map(unquote, target.partition("#"))
             linked = (path.parent / name.partition("?")[0]).resolve() if name else path
             linked = linked / "index.html" if linked.is_dir() else linked
             if not linked.exists() or (anchor and anchor not in anchors.get(linked, {anchor})):
