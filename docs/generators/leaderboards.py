@@ -43,7 +43,8 @@ TRACKS = (
     ),
     Track(
         "Photographs, frozen features",
-        "Clients train a classifier on features of a network that stays as it is.",
+        "Clients train a classifier on features of a network that stays as it is. "
+        "[How to make such runs](../../tutorials/frozen-features.md).",
         ("features/tables/pacs-*-features*.csv",),
     ),
     Track(
@@ -135,12 +136,6 @@ them](../../submit.md).
         rows = (_line(board) for board in found)
         heads = ("table", "methods", "scenarios", "seeds")
         text += f"## {track.title}\n\n{track.about}\n\n{table(heads, rows)}\n"
-    text += """## Frozen features
-
-There are no records of this track yet. [Frozen features](../../tutorials/frozen-features.md) says
-how to make them: one pass of a large encoder over the images, then all methods on a CPU.
-
-"""
     return text + _contents(board.name for _, found in tracks for board in found)
 
 
