@@ -181,8 +181,9 @@ def _page(board: Board) -> str:
 {board.caption}
 
 {footnotes}
-More columns and [notes]({whole}.notes.md) are in the [whole table]({whole}.md), which `feddg-bench
-tables` makes from the records in `{folder}`.
+[Statistics](../../explanation/statistics.md) explains the columns. More columns and
+[notes]({whole}.notes.md) are in the [whole table]({whole}.md), which `feddg-bench tables` makes
+from the records in `{folder}`.
 
 ## Runs
 

@@ -16,12 +16,12 @@ from generators import ROOT, table
 HEADS = (
     "method",
     "group",
-    "paper",
     "operations per image",
     "undoes",
     "lines",
     "client sends, bytes a round",
     "receives, bytes a round",
+    "paper",
 )
 CONTROL = "Null"
 """World in which there is nothing to undo."""
@@ -63,7 +63,7 @@ def _row(name: str) -> tuple[object, ...]:
     up, down = (_bytes(seen, way) for way in ("up", "down")) if seen else ("", "")
     share = operations(name)
     work = "" if share is None else f"{share:.2f}"
-    return link, declared.group, papers, work, _undone(name), _lines(name), up, down
+    return link, declared.group, work, _undone(name), _lines(name), up, down, papers
 
 
 def _bytes(seen: Crossing, direction: str) -> str:

@@ -25,8 +25,8 @@ def pages() -> Iterator[Page]:
     text = f"""# Settings
 
 Commands take settings as `KEY=VALUE`, files as nested YAML, Python as a dictionary
-([how](../howto/settings.md)). {symbols}. Settings of a method, `hyper.*`, are on the
-[page of the method](methods/index.md), those of a data set, `world.*`, on the
+([how](../howto/settings.md)). Symbols of papers are keys, too: {symbols}. Settings of a method,
+`hyper.*`, are on the [page of the method](methods/index.md), those of a data set, `world.*`, on the
 [page of the data set](datasets/index.md).
 
 ## Of a run

@@ -196,8 +196,8 @@ states or lists; nobody has checked here whether they follow their papers.
 
 {table(heads, rows)}
 
-[Methods](methods/index.md), [data sets](datasets/index.md) and [benchmarks against a plain loop and
-pfl-research](results/benchmarks.md) describe this suite further.
+[Methods](methods/index.md), [data sets](datasets/index.md) and [benchmarks against a plain loop,
+pfl-research and Flower](results/benchmarks.md) describe this suite further.
 
 ## Sources
 
