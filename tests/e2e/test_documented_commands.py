@@ -66,7 +66,7 @@ PARSED = (
     "data sign officehome",
     "data prepare pacs",
     "data show pacs",
-    "run --methods all --dataset pacs --recipe laptop --tuned",
+    "run --method all --dataset pacs --recipe laptop --tuned",
     "run --dataset planted_tint --method ccst",
     "run --method fedavg,pardon --scenario chalk --portable",
     "sweep strength",
