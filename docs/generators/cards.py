@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from feddg_bench.cli.lists import _declared, _facts, _text, _value
+from feddg_bench.common.errors import DataError
 from feddg_bench.common.files import shipped
 from feddg_bench.config.layers import dotted_fields
 from feddg_bench.extensions import extensions
-from feddg_bench.plugins import load_dataset, names, outline
+from feddg_bench.plugins import load_dataset, make_dataset, names, outline
 from feddg_bench.runs import cards
 from generators import ROOT, UNLISTED, Page, table
 from generators.overview import method_table
@@ -79,14 +81,29 @@ def _list_of_data_sets(sets: list[dict[str, object]]) -> str:
         (
             f"[`{facts['name']}`]({facts['name']}.md)",
             facts["title"],
-            ", ".join(facts["domains"]) or "as found on the disk",
+            _text(facts["domains"]) or "as found on the disk",
             facts["classes"] or "-",
+            f"{images:,}" if (images := _images(facts)) else "-",
+            "yes" if facts["download"] else "",
             facts["licence"],
         )
         for facts in sets
     )
     return f"""# Data sets
 
-`feddg-bench datasets show NAME` prints these facts, also of your own data set.
+`feddg-bench datasets show NAME` prints these facts, also of your own data set. *Download*: by
+`feddg-bench data download NAME`; cards of the others name their source. `digits4` and the planted
+worlds need no files. A hyphen: there is none, or it depends on the files.
 
-{table(("name", "title", "domains", "classes", "licence"), rows)}"""
+{table(("name", "title", "domains", "classes", "images", "download", "licence"), rows)}"""
+
+
+def _images(facts: Mapping[str, Any]) -> int | None:
+    """Return the number of images that a data set declares, or makes without files."""
+    if known := sum(facts["images"].values()) or load_dataset(facts["name"]).total:
+        return known
+    try:
+        dataset = make_dataset(facts["name"])
+        return None if dataset.find() else len(dataset.records().paths)
+    except DataError:
+        return None

@@ -181,13 +181,20 @@ def _page(board: Board) -> str:
 {board.caption}
 
 {footnotes}
-[Statistics](../../explanation/statistics.md) explains the columns. More columns and
+{_explained(board)} explains the columns. More columns and
 [notes]({whole}.notes.md) are in the [whole table]({whole}.md), which `feddg-bench tables` makes
 from the records in `{folder}`.
 
 ## Runs
 
 {_runs(board)}"""
+
+
+def _explained(board: Board) -> str:
+    """Return a link to the page that says what the columns mean."""
+    if board.folder.name == "worlds":
+        return "[Planted worlds](../../tutorials/worlds.md)"
+    return "[Statistics](../../explanation/statistics.md)"
 
 
 def _place(cell: Cell) -> tuple[str, str, str]:
