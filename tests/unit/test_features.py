@@ -222,6 +222,15 @@ def test_runs_on_features_decode_no_image(feddg: Any, home: Path, tmp_path: Path
     assert not (home / "stores").exists()
 
 
+def test_an_encoder_that_is_given_goes_with_any_recipe(
+    feddg: Any, home: Path, weights: Path
+) -> None:
+    given = ("--recipe", "quick", "--size", str(SIDE), "--weights", weights, "--cache-dir", home)
+    said = feddg("data", "encode", "digits4", "--encoder", "small_cnn", *given)
+    (there,) = (home / "features").glob("*.safetensors")
+    assert str(there) in (said.out + said.err).replace("\n", "")  # that of all tests
+
+
 def test_settings_without_features_have_the_key_they_had() -> None:
     canonical = canonical_settings(RunSettings(method="fedavg", scenario="ip-o-c"))
     assert "features" not in canonical

@@ -320,6 +320,8 @@ def encode_command(
     opened, cache = make_dataset(dataset, data_root), find_cache(cache_dir)
     given = {"encoder": encoder, "views": views}
     layer: dict[str, Any] = {"features": {k: v for k, v in given.items() if v is not None}}
+    if encoder is not None:
+        layer["backbone"] = {"name": "features", "pretrained": False}
     if size is not None:
         layer["data"] = {"image_size": size}
     s = settle(recipe_layers(recipe, dataset, "fedavg")._replace(user=layer))
