@@ -293,7 +293,15 @@ REQUESTS: list[tuple[dict[str, Any], str]] = [
     *(({"settings": {n: "x"}}, n) for n in ("dataset", "method", "seed")),
     ({"method": "fedprox", "settings": {"hyper.muu": 1}}, "hyper.mu"),
     ({"method": "fedavg,pardon", "settings": {"hyper.styl": "x"}}, "did you mean 'hyper.style'?"),
-    ({"method": "fedavg", "settings": {"hyper.style": "pixel"}}, "hyper.style"),
+    (
+        {"method": "fedavg", "settings": {"hyper.style": "pixel"}},
+        "fedavg: unknown setting 'hyper.style': the method has no settings of its own",
+    ),
+    (
+        {"method": "fedavg,fednova", "settings": {"hyper.style": "pixel"}},
+        "none of the methods fedavg, fednova has settings of its own",
+    ),
+    ({"settings": {"world.tint": 1}}, "'world.tint': the data set has no settings of its own"),
     (
         {"method": "fedavg,fedprox", "settings": {"hyper.mu": -1}},
         "fedprox: setting hyper.mu: -1 is not valid",
@@ -384,6 +392,7 @@ CALLS: list[tuple[Any, ...]] = [
     (hyper("fedprox", muu=1), "unknown setting 'hyper.muu'; did you mean 'hyper.mu'? Known: hyper"),
     (hyper("fedprox", mu=-1), "setting hyper.mu: -1 is not valid"),
     (lambda: parse_override("lr=1", ["hyper.lr"]), "train.lr, hyper.lr"),
+    (lambda: parse_override("mu=1"), "; if it is the method's own, write hyper.mu"),
     *(
         (lambda word=word: parse_override(f"{word}=1", NAMES), f"unknown setting '{word}'; {said}")
         for word, said in (

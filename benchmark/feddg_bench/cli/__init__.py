@@ -241,6 +241,10 @@ def _wrong_usage(error: Any) -> str:
         sentence = unknown("command", name[1], commands)
     else:
         sentence = error.format_message().strip().rstrip(".")
+        if extra := re.match(r"Got unexpected extra argument.* \((.+)\)$", sentence):
+            sentence = (
+                f"{short(extra[1])} belongs to no option, whose values are separated by commas"
+            )
         if errors := getattr(error.__cause__, "errors", None):  # Pydantic read the value
             first = errors()[0]
             expected = first["msg"].partition(",")[0].lower()

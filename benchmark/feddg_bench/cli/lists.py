@@ -394,7 +394,7 @@ def settings_command(
     if not rows:
         raise SettingsError(
             f"no setting of {method} has {word!r} in its key: give a part of one, such as lr or "
-            f"hyper., or nothing for all"
+            f"train., or nothing for all"
         )
     if json_:
         print_json(rows)

@@ -109,8 +109,8 @@ class TablesCommand(Shown):
         )
         if own and self.tables:
             raise SettingsError(
-                f"--rows, --columns, --dataset and --protocol make a table of their own; leave "
-                f"out {self.tables[0]!r}, or them"
+                f"--rows, --columns, --dataset and --protocol make a table of their own: leave "
+                f"out {self.tables[0]!r}, or them, or write several --rows as fedavg,pardon"
             )
         names = [] if own else self.tables or ["all"]
         chosen = TableOptions.of(**{f.name: getattr(self, f.name) for f in fields(Shown)})

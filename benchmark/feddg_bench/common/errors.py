@@ -15,6 +15,9 @@ MOST_LETTERS = 1000
 MANY_SETTINGS = 20
 """Maximum number of settings that an error lists."""
 
+_OWNERS = {"hyper": "method", "world": "data set"}
+"""Section of settings -> what has them."""
+
 
 STDLIB = sysconfig.get_path("stdlib")
 
@@ -96,8 +99,14 @@ def unknown(kind: str, name: str, known: Iterable[str], meant: str | None = None
 
     >>> unknown("method", "fedgam", ["fedavg", "fedgma"])
     "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
+    >>> unknown("setting", "hyper.mu", [])
+    "unknown setting 'hyper.mu': the method has no settings of its own, so leave it out"
     """
     names = sorted(set(known))
+    if not names and (owner := _OWNERS.get(name.partition(".")[0])):
+        return (
+            f"unknown {kind} {short(name)}: the {owner} has no {kind}s of its own, so leave it out"
+        )
     if not name:
         return f"the name of a {kind} is empty; is there a comma too many? Known: {_shown(names)}"
     begun = [known for known in names if len(name) > 2 and known.startswith(name)]

@@ -156,7 +156,9 @@ def full_key(key: str, known: Iterable[str] = ()) -> str:
     if len(ends) > 1:
         raise SettingsError(f"setting {key!r} is ambiguous: give one of {', '.join(ends)}")
     if not ends:
-        raise SettingsError(unknown("setting", key, keys, meant(key, keys)))
+        message = unknown("setting", key, keys, meant(key, keys))
+        own = "." not in key and "did you mean" not in message
+        raise SettingsError(message + f"; if it is the method's own, write hyper.{key}" * own)
     return ends[0]
 
 

@@ -238,9 +238,12 @@ class Request:
             SettingsError: If a file cannot be read, or a key is unknown.
         """
         given = {name: value for name, value in (flags or {}).items() if value is not None}
+        pairs = list(pairs)
+        if bare := [pair for pair in pairs if "=" not in pair]:
+            raise SettingsError(_no_pair(bare, given))
         command: list[Layer] = [{name: value for name, value in given.items() if name in NAMES}]
         command += [flag_layer(*each) for each in given.items() if each[0] not in NAMES]
-        command += [_pair_layer(pair) for pair in pairs]
+        command += [parse_override(pair, NAMES) for pair in pairs]
         if twice := _seeds_twice(name for layer in command for name in layer):
             raise SettingsError(twice)
         layers = [*(file_layer(path) for path in config), *command]
@@ -491,6 +494,11 @@ def owners(names: Iterable[str], methods: Sequence[str]) -> dict[str, list[str]]
         able = [method for method in methods if name in known[method]]
         if not able:
             every = [f"hyper.{each}" for fields in known.values() for each in fields]
+            if not every:
+                raise SettingsError(
+                    f"unknown setting 'hyper.{name}': none of the methods {', '.join(methods)} has "
+                    f"settings of its own, so leave it out"
+                )
             raise SettingsError(unknown("setting", f"hyper.{name}", every))
         if len(able) < len(methods):
             _say_once(f"hyper.{name} applies to {', '.join(able)}; no other method here has it")
@@ -516,19 +524,32 @@ def shared_out(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str,
     }
 
 
-def _pair_layer(pair: str) -> Layer:
-    """Return the setting or name of a ``KEY=VALUE``, and suggest a flag for a name alone."""
-    for flag, known in (
-        ("--method", lambda: (*names("method"), "all")),
-        ("--dataset", lambda: names("data set")),
-        ("--protocol", lambda: PROTOCOLS),
-        ("--recipe", recipe_names),
-    ):
-        if "=" not in pair and {known_name(name, known()) for name in listed(pair)} <= {*known()}:
-            raise SettingsError(
-                f"cannot read {short(pair)}: expected KEY=VALUE; did you mean {flag} {pair}?"
-            )
-    return parse_override(pair, NAMES)
+def _no_pair(words: Sequence[str], given: Mapping[str, Any]) -> str:
+    """Return the error about words that are no ``KEY=VALUE``, with the flag they may belong to.
+
+    A flag in ``given`` that takes a list may lack the commas, as in ``--seeds 0 1 2``.
+    """
+    known: dict[str, Collection[str]] = {
+        "method": (*names("method"), "all"),
+        "protocol": PROTOCOLS,
+        "dataset": names("data set"),
+        "recipe": recipe_names(),
+    }
+
+    def fits(flag: str, word: str) -> bool:
+        if flag in known:
+            return {known_name(name, known[flag]) for name in listed(word)} <= {*known[flag]}
+        number = not word.strip("0123456789,-")
+        return flag in given and number == (flag == "seeds")
+
+    message = f"cannot read {short(words[0])}: expected KEY=VALUE"
+    for flag in (*known, "seeds", "scenario"):
+        if fits(flag, words[0]):
+            several = flag in given and flag not in ("dataset", "recipe")
+            more = [word for word in words if fits(flag, word)] if several else words[:1]
+            value = ",".join([given[flag], *more] if several else more)
+            return f"{message}; did you mean --{flag} {value}?"
+    return f"{message}, such as train.lr=0.001"
 
 
 def flag_layer(flag: str, value: Any) -> Layer:
@@ -842,7 +863,7 @@ def read_seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     if not read or not whole:
         raise SettingsError(
             f"cannot read seeds {short(given)}: expected numbers >= 0 of at most 18 digits without "
-            f"leading zeros, such as 0,1,2 or 0-2, at most {MAX_SEEDS:,}"
+            f"leading zeros, separated by commas, such as 0,1,2 or 0-2, at most {MAX_SEEDS:,}"
         )
     return tuple(dict.fromkeys(map(int, read)))
 
