@@ -15,7 +15,7 @@ from feddg_bench.common.errors import DataError, FeddgError, SettingsError
 from feddg_bench.common.terminal import say, terminal, text_table
 from feddg_bench.common.titles import counted
 from feddg_bench.config.layers import dotted, parse_override
-from feddg_bench.config.reading import listed
+from feddg_bench.config.reading import listed, plain_name
 from feddg_bench.config.schema import KEEP
 from feddg_bench.plugins import dataset_title, load_dataset, method_title
 from feddg_bench.records.differences import assignments, varying
@@ -43,6 +43,7 @@ class Listed:
     label: str = ""  # name of a user's own data set
     protocol: str = ""
     scenario: str = ""
+    domain: str = ""  # the scenario's test domain
     recipe: str = ""
     seed: int | None = None
     round: int | None = None  # the last finished round
@@ -89,18 +90,21 @@ class RunsCommand(Which):
         given = {f.name: getattr(self, f.name) for f in fields(Which)}
         seeds = given.pop("seeds")
         asked: dict[str, set[Any]] = {
-            name: {word.lower() for word in listed(words)} for name, words in given.items() if words
+            name: {spelt(word) for word in listed(words) for spelt in (str.lower, plain_name)}
+            for name, words in given.items()
+            if words and "all" not in listed(words)
         }
         return asked if seeds is None else asked | {"seed": {*read_seeds(seeds)}}
 
     def _wants(self, run: Listed) -> bool:
-        return all(_value(run, name) in values for name, values in self._asked().items())
+        return all(_values(run, name) & values for name, values in self._asked().items())
 
     def _nothing(self, found: Sequence[Listed], sources: str) -> str:
         for name, values in self._asked().items():
-            there = sorted({_value(run, name) for run in found} - {None, ""})
-            if not values & {*there}:
-                wanted = ", ".join(map(str, sorted(values)))
+            if not any(_values(run, name) & values for run in found):
+                there = sorted({getattr(run, name) for run in found} - {None, ""})
+                given: str = getattr(self, "seeds" if name == "seed" else name)
+                wanted = ", ".join(listed(given))
                 known = ", ".join(map(str, there))
                 return f"no run in {sources} has {name} {wanted}: there are {known}"
         return f"no run in {sources} has all of these: {', '.join(self._asked())}"
@@ -109,9 +113,12 @@ class RunsCommand(Which):
 runs_command = command(RunsCommand)
 
 
-def _value(run: Listed, name: str) -> Any:
+def _values(run: Listed, name: str) -> set[Any]:
+    """Return the values of an option that a run fits, as `RunsCommand._asked` spells them."""
     value = getattr(run, name)
-    return value.lower() if isinstance(value, str) else value
+    if name == "scenario":  # ip-o-c and ipo-c are two; the test domain alone stands for either
+        return {value.lower(), plain_name(run.domain)}
+    return {plain_name(value) if isinstance(value, str) else value}
 
 
 def _place(run: Listed) -> tuple[Any, ...]:
@@ -133,6 +140,7 @@ def _found(folders: Sequence[Path]) -> Iterator[tuple[Listed, dict[str, Any]]]:
                 Listed(
                     **{name: getattr(run, name) for name in _NAMES},
                     label=run.label or "",
+                    domain=run.test,
                     results=str(root),
                     state="done",
                     round=run.rounds,
@@ -165,6 +173,7 @@ def _interrupted(path: Path, results: str) -> tuple[Listed, dict[str, Any]]:
         Listed(
             **names,
             scenario=record.scenario.name,
+            domain=record.scenario.test,
             label=record.data.label or "",
             results=results,
             state="interrupted",
