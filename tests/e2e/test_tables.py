@@ -150,9 +150,14 @@ def test_a_table_in_one_line(feddg: Run, results: Path, tmp_path: Path) -> None:
     assert "digits4-ltdo-by-scenario-lambda-0.1: " in done.out, done.err
     assert ", by scenario, lambda=0.1\n" in done.out
     for more, said in (
-        (("--filter", "lamda=0.1"), "--filter: unknown filter 'lamda'"),
+        (("--filter", "lamda=0.1"), "--filter: unknown setting 'lamda'"),
+        (("--filter", "K=abc"), "none of the 8 runs has K abc (there are 2)"),
         (("pardon-1",), "leave out 'pardon-1'"),
-        (("--protocol", "lodo"), "no run has dataset digits4, protocol lodo"),
+        (
+            ("--protocol", "LODO"),
+            "runs has dataset digits4 and protocol lodo (there are ltdo) and method fedprox or",
+        ),
+        (("--columns", "recipe"), "a table shows one recipe"),
         (("--columns", "scenaro"), "did you mean 'scenario'?"),
     ):
         refused = feddg(*arguments, "--results", results, *more)

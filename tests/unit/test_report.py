@@ -517,7 +517,7 @@ def test_filter(ltdo: Path) -> None:
     [
         ("method", "expected KEY=VALUE"),
         ("=x", "expected KEY=VALUE"),
-        ("metod=x", "unknown filter 'metod'.*method"),
+        ("metod=x", "--filter: unknown setting 'metod'.*'method'"),
         ("method=[", "the value of --filter"),
         ("seed=2020-13-45", "the value of --filter"),
     ],

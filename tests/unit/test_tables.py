@@ -1159,6 +1159,75 @@ def test_a_number_of_clients_is_a_column_where_the_others_agree(add: Add, tmp_pa
     assert (found["test N 10"], found["test N 20"]) == ("10.5", "20.5")
 
 
+def test_columns_come_from_the_runs_of_the_setup_shown(add: Add, tmp_path: Path) -> None:
+    """Another recipe has fewer scenarios and another rate: neither may change what is shown."""
+    for scenario in SCENARIOS:
+        add("fedavg", scenario, train__lr=0.1)
+        add("fedavg", scenario, train__lr=0.2)
+    add("fedavg", PAIR[0], recipe="laptop", train__lr=0.3)
+    for name in ("lr", "train.lr"):
+        (grid,) = make_table("all", name, [tmp_path], TableOptions.of()).grids
+        assert [column.head for column in grid.columns] == ["lr 0.1", "lr 0.2", "mean"]
+        assert grid.title == "Digits4, leave two domains out, by lr"
+
+
+def test_columns_over_the_scenarios_of_all_of_them_say_so(add: Add, tmp_path: Path) -> None:
+    for scenario in SCENARIOS:
+        add("fedavg", scenario, train__lr=0.1)
+    for scenario in PAIR:
+        add("fedavg", scenario, train__lr=0.2)
+    (grid,) = make_table((), "lr", [tmp_path], TableOptions.of()).grids
+    assert grid.title.endswith("by lr, over the scenarios of all columns")
+    said = "Leave two domains out: over the scenarios of all columns, ic-p-o, oc-i-p."
+    assert said in grid.notes
+
+
+def test_a_column_for_each_seed_has_no_mean(add: Add, tmp_path: Path) -> None:
+    """A mean over columns is one over the seeds that have all of them: none has."""
+    for seed in range(2):
+        add("fedavg", "oc-i-p", seed)
+    (grid,) = make_table((), "seed", [tmp_path], TableOptions.of()).grids
+    assert [column.head for column in grid.columns] == ["seed 0", "seed 1"]
+    assert grid.filled() == (2, 2)
+
+
+@pytest.mark.parametrize("rows", [["moon"], "MOON,fpl"])
+def test_the_method_compared_with_has_a_row(
+    add: Add, tmp_path: Path, rows: str | list[str]
+) -> None:
+    for method, scenario in product(("fedavg", "moon", "fpl"), SCENARIOS):
+        add(method, scenario)
+    chosen = TableOptions.of(against="fedavg")
+    (grid,) = make_table(rows, "scenario", [tmp_path], chosen).grids
+    assert grid.lines[-1].label == "FedAvg"
+    assert cells(grid)["MOON", "test difference"]["value"] == "0"
+    adapted = chosen.adapted(user_table(others=False, rows=[{"label": "a", "where": {}}]))
+    assert [row.label for row in adapted.rows] == ["a", "FedAvg"]
+
+
+def test_filters_accept_other_spellings_and_name_what_no_run_has(add: Add, tmp_path: Path) -> None:
+    for method in ("fedavg", "feddg_ga"):
+        add(method, world__strength=2.0)
+    for pair in ("method=FedDG-GA", "method=Feddg_ga,moon", "world.strength=1,2"):
+        runs = TableOptions.of(filters=pair).runs([tmp_path])
+        assert {*runs["method"]} >= {"feddg_ga"}
+    with refused(
+        SettingsError, "none of the 2 runs has protocol ltdo and strength 3 (there are 2)"
+    ):
+        TableOptions.of(filters=["protocol=LTDO", "world.strength=3"]).runs([tmp_path])
+
+
+def test_heads_that_only_their_groups_tell_apart_are_printed_in_parts(
+    add: Add, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add("fedavg", PAIR[0])
+    columns = [{"head": "Ink"}]
+    groups = [{"head": split, "split": split, "columns": columns} for split in ("val", "test")]
+    print_grid(build("mine", user_table(groups=groups), read_runs(tmp_path)), "method")
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in printed if line in ("val", "test")] == ["val", "test"]
+
+
 def test_wide_tables_are_cut_where_summaries_begin(add: Add, tmp_path: Path) -> None:
     for scenario, method, seed in product(SCENARIOS, ("fedavg", "moon"), range(3)):
         add(method, scenario, seed)

@@ -136,6 +136,9 @@ def print_grid(grid: Grid, head: str) -> None:
     console = terminal()
 
     def fits(places: Sequence[int], *, narrow: bool = True) -> bool:
+        groups = {grid.columns[n].group for n in places}
+        if len(groups) > 1 and len({grid.columns[n].head for n in places}) < len(places):
+            return False  # only the group tells two heads apart
         drawn = _part(grid, head, places, narrow=narrow)
         return Console(width=10_000).measure(drawn).maximum <= console.width
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from feddg_bench import __version__
 from feddg_bench.analysis.report.run_details import REPORTED_SPLITS, Details
 from feddg_bench.analysis.report.views import table_view
 from feddg_bench.analysis.tables.captions import RULE_SENTENCES
-from feddg_bench.analysis.tables.describe import RunFilter, filtered
+from feddg_bench.analysis.tables.describe import RunFilter, filtered, no_run
 from feddg_bench.analysis.tables.generic import Frame, leaderboards, trained, varied
 from feddg_bench.common.errors import DataError, FeddgError
 from feddg_bench.data.protocols import TITLES
@@ -32,7 +32,11 @@ def gather(runs: pd.DataFrame, where: RunFilter | None = None) -> dict[str, Any]
     chosen = filtered(runs, where or {})
     shown: list[RecordedRun] = [*chosen["run"]]
     if not shown:
-        raise DataError(_nothing([*runs["run"]], where or {}))
+        if not len(runs):
+            raise DataError(
+                "there is no record to report: run something first, or give --results DIR"
+            )
+        raise DataError(no_run([*runs["run"]], where or {}))
     details = Details()
     tables = [table_view(table, details) for table in in_order(leaderboards(chosen))]
     told = {run for table in tables for row in table["rows"] for run in row["runs"]}
@@ -92,14 +96,3 @@ def _synthetic(dataset: str) -> bool:
         return load_dataset(dataset).synthetic
     except FeddgError:
         return False
-
-
-def _nothing(runs: Sequence[RecordedRun], where: Mapping[str, Any]) -> str:
-    if not runs:
-        return "there is no record to report: run something first, or give --results DIR"
-    said = []
-    for key, values in where.items():
-        known = sorted({str(run.get(key)) for run in runs})
-        few = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
-        said.append(f"{key} {' or '.join(map(str, values))} (there are {few})")
-    return f"none of the {len(runs)} runs has {' and '.join(said)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -11,10 +11,13 @@ from pydantic import Field, model_validator
 
 from feddg_bench.common.errors import SettingsError, unknown
 from feddg_bench.common.files import find_yaml, shipped_names
-from feddg_bench.config.layers import dotted_keys, load_layer, validate
-from feddg_bench.config.reading import composed, read_yaml
+from feddg_bench.config.layers import dotted_keys, full_key, load_layer, validate
+from feddg_bench.config.reading import composed, known_name, read_yaml
+from feddg_bench.config.recipes import recipe_names
 from feddg_bench.config.schema import Section
-from feddg_bench.records.differences import setting_key
+from feddg_bench.data.protocols import PROTOCOLS
+from feddg_bench.plugins import method_title, names
+from feddg_bench.records.differences import natural, setting_key, setting_name, setting_text
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS, RecordedRun
 
@@ -239,8 +242,20 @@ class Description(Section):
 def check_names(where: RunFilter) -> None:
     """Raise `ValueError` with the nearest known name if a filter has an unknown name."""
     for name in where:
-        if name not in _filterable() and not name.startswith("hyper."):
+        if name not in _filterable() and not name.startswith(("hyper.", "world.")):
             raise ValueError(unknown("filter", name, _filterable()))
+
+
+def field_key(name: str, option: str) -> str:
+    """Return a field of a run, or the key of a setting given in full, in short or by its symbol.
+
+    Raises:
+        SettingsError: If it is unknown or ambiguous; the message names the ``option``.
+    """
+    try:
+        return full_key(setting_key(name), FIELDS)
+    except SettingsError as error:
+        raise SettingsError(f"{option}: {error}") from error
 
 
 def read_filter(pairs: Sequence[str]) -> dict[str, list[Value]]:
@@ -249,23 +264,31 @@ def read_filter(pairs: Sequence[str]) -> dict[str, list[Value]]:
     Raises:
         SettingsError: If a pair cannot be read or its key is unknown.
 
-    >>> read_filter(["method=fedavg,pardon", "lambda=0.5"])
-    {'method': ['fedavg', 'pardon'], 'partition.heterogeneity': [0.5]}
+    >>> read_filter(["method=FedAvg,pardon", "lambda=0.5", "lr=0.1"])
+    {'method': ['fedavg', 'pardon'], 'partition.heterogeneity': [0.5], 'train.lr': [0.1]}
     """
     wanted: dict[str, list[Value]] = {}
-    for pair in pairs:
+    for pair in [pairs] if isinstance(pairs, str) else pairs:
         key, equals, raw = pair.partition("=")
         if not equals or not key.strip():
             raise SettingsError(
                 f"cannot read --filter {pair!r}: expected KEY=VALUE, such as dataset=pacs"
             )
+        full = field_key(key.strip(), "--filter")
         values = [read_yaml(part, f"the value of --filter {pair!r}") for part in raw.split(",")]
-        wanted.setdefault(setting_key(key.strip()), []).extend(values)
-    try:
-        check_names(wanted)
-    except ValueError as error:
-        raise SettingsError(f"--filter: {error}") from error
+        known = _NAMES[full]() if full in _NAMES else ()
+        values = [known_name(v, known) if isinstance(v, str) else v for v in values]
+        wanted.setdefault(full, []).extend(values)
     return wanted
+
+
+_NAMES: Mapping[str, Callable[[], Collection[str]]] = {
+    "method": partial(names, "method"),
+    "dataset": partial(names, "data set"),
+    "protocol": lambda: PROTOCOLS,
+    "recipe": recipe_names,
+}
+"""Field of a run -> known names, which a user can spell otherwise."""
 
 
 @cache
@@ -326,6 +349,18 @@ def fitting(runs: Iterable[RecordedRun], where: RunFilter) -> list[RecordedRun]:
     return found
 
 
+def no_run(runs: Sequence[RecordedRun], where: RunFilter) -> str:
+    """Return the error that no run matches a filter, with the values that runs have instead."""
+    said = []
+    for key, wanted in where.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        known = sorted({setting_text(run.get(key)) for run in runs}, key=natural)
+        few = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
+        there = "" if fitting(runs, {key: wanted}) else f" (there are {few})"
+        said.append(f"{setting_name(key)} {' or '.join(map(setting_text, values))}{there}")
+    return f"none of the {len(runs):,} runs has {' and '.join(said)}"
+
+
 def _fits(value: Any, wanted: Value | list[Value]) -> bool:
     if isinstance(wanted, list):
         return any(_fits(value, one) for one in wanted)
@@ -337,10 +372,13 @@ def _fits(value: Any, wanted: Value | list[Value]) -> bool:
 
 
 def compared_with(description: Description, method: str) -> Description:
-    """Return a description whose groups compare their columns with a method."""
+    """Return a description whose groups compare their columns with a method, which has a row."""
     heads = {kind: one.head for kind, one in SUMMARIES.items() if kind in COMPARED}
     groups = [
         group.model_copy(update={"summaries": {**group.summaries, **heads, **group.summaries}})
         for group in description.groups
     ]
-    return description.model_copy(update={"groups": groups, "against": method})
+    rows = description.rows
+    if rows and not any((row.where or {}).get("method") == method for row in rows):
+        rows = [*rows, RowSpec(label=method_title(method), where={"method": method})]
+    return description.model_copy(update={"groups": groups, "against": method, "rows": rows})

@@ -21,8 +21,9 @@ from feddg_bench.analysis.tables.describe import (
     GroupSpec,
     RowSpec,
     Summary,
-    check_names,
+    field_key,
     fitting,
+    no_run,
 )
 from feddg_bench.analysis.tables.setups import (
     BY_CLIENTS,
@@ -41,7 +42,6 @@ from feddg_bench.records.differences import (
     assignments,
     differences,
     natural,
-    setting_key,
     setting_name,
     setting_text,
     telling,
@@ -202,35 +202,41 @@ def by_values(
     Raises:
         SettingsError: If a name is unknown, no run fits, or runs of several data sets do.
     """
-    columns = setting_key(columns)
-    try:
-        check_names({columns: None})
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
+    columns = field_key(columns, "--columns")
+    if columns == "recipe":
+        raise SettingsError(
+            "a table shows one recipe: compare two by `tables --recipe NAME --against OTHER`"
+        )
     given = {"dataset": dataset, "protocol": protocol}
     where: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     asked = where | ({"method": list(methods)} if methods else {})
-    fit = fitting(runs["run"], asked if recipe is None else {**asked, "recipe": recipe})
+    asked |= {} if recipe is None else {"recipe": recipe}
+    fit = fitting(runs["run"], asked)
+    if not fit and len(runs):
+        raise SettingsError(no_run([*runs["run"]], asked))
     if not fit:
-        said = ", ".join(f"{key} {value}" for key, value in {**asked, "recipe": recipe}.items())
-        raise SettingsError(f"no run has {said}; `feddg-bench runs` lists them")
+        raise SettingsError("there is no record: run something first, or give --results DIR")
     datasets = sorted({run.dataset for run in fit})
     if columns != "dataset" and len(datasets) > 1:
         raise SettingsError(f"there are runs of the data sets {' and '.join(datasets)}; name one")
     if columns != "dataset":
         where["dataset"] = datasets[0]
     protocols = sorted({run.protocol for run in fit}) if columns != "protocol" else [""]
-    groups = []
+    groups, notes = [], []
     for name in protocols:
         mine = [run for run in fit if name in ("", run.protocol)]
         specs = _by_value(columns, mine)
+        common = specs[0].where.get("scenario") if columns != "scenario" else None
+        if isinstance(common, list) and len(common) < len({run.scenario for run in mine}):
+            every = ", ".join(map(setting_text, common))
+            notes.append(f"{TITLES.get(name, name)}: over the scenarios of all columns, {every}")
         groups.append(
             GroupSpec(
                 head=TITLES.get(name, name) if len(protocols) > 1 else "test",
                 where={"protocol": name} if name else {},
                 split="test",
                 columns=specs,
-                summaries={"mean": "mean"} if len(specs) > 1 else {},
+                summaries={"mean": "mean"} if len(specs) > 1 and columns != "seed" else {},
             )
         )
     if len(protocols) == 1 and protocols[0]:
@@ -242,11 +248,13 @@ def by_values(
     titles += [TITLES.get(where["protocol"], where["protocol"])] if "protocol" in where else []
     shown = methods or sorted({run.method for run in fit})
     return file_name(*where.values(), "by", by.replace(" ", "-")), Description(
-        title=", ".join([*titles, f"by {by}"]),
+        title=", ".join([*titles, f"by {by}" if titles else f"By {by}"])
+        + ", over the scenarios of all columns" * bool(notes),
         **shown_as(fit[0].metric),
         where=where,
         rows=[RowSpec(label=method_title(m), where={"method": m}) for m in shown],
         groups=groups,
+        notes=notes,
     )
 
 

@@ -18,6 +18,7 @@ from feddg_bench.analysis.tables.describe import (
     fitting,
     load_description,
     named_tables,
+    no_run,
     read_filter,
 )
 from feddg_bench.analysis.tables.generic import (
@@ -32,7 +33,8 @@ from feddg_bench.analysis.tables.grid import Bold, Grid
 from feddg_bench.analysis.tables.rows import of_setup
 from feddg_bench.analysis.tables.writers import csv_text, latex, markdown, notes_text
 from feddg_bench.common.errors import SettingsError, unknown
-from feddg_bench.config.reading import known_name
+from feddg_bench.config.reading import known_name, listed
+from feddg_bench.data.protocols import PROTOCOLS
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import plugin_name
 from feddg_bench.records.differences import assignments, setting_text
@@ -125,11 +127,20 @@ class TableOptions:
             metric=metric,
             against=chosen.against and plugin_name("method", chosen.against),
             dataset=chosen.dataset and plugin_name("data set", chosen.dataset),
+            protocol=chosen.protocol and known_name(chosen.protocol, PROTOCOLS),
         )
 
     def runs(self, folders: Sequence[Path]) -> pd.DataFrame:
-        """Return the recorded runs that match the filters, a row each; see `read_frame`."""
-        return filtered(read_frame(folders), read_filter(self.filters or ()))
+        """Return the recorded runs that match the filters, a row each; see `read_frame`.
+
+        Raises:
+            SettingsError: If there are runs, and none matches.
+        """
+        where, found = read_filter(self.filters or ()), read_frame(folders)
+        kept = filtered(found, where)
+        if len(found) and not len(kept):
+            raise SettingsError(no_run([*found["run"]], where))
+        return kept
 
     def table(
         self,
@@ -189,7 +200,7 @@ def make_tables(
     known = (*added, *WORDS, *also)
     named = dict(load_description(name, known) for name in dict.fromkeys(wanted))
     runs, recipe = chosen.runs(folders), chosen.recipe
-    if recipe is not None and recipe not in (there := {*runs["recipe"]}):
+    if recipe is not None and len(runs) and recipe not in (there := {*runs["recipe"]}):
         raise SettingsError(unknown("recipe of these runs", recipe, there))
     end = f"-{chosen.metric}" if chosen.metric else ""
     grids: list[Grid] = []
@@ -248,10 +259,15 @@ def make_table(
         SettingsError: If a name is unknown, no run fits, or several data sets or protocols do.
         DataError: If records cannot be read, or a cell would average runs that differ.
     """
-    methods = list(dict.fromkeys(plugin_name("method", name) for name in rows))
+    asked = [] if listed(rows) == ["all"] else listed(rows)
+    methods = list(dict.fromkeys(plugin_name("method", name) for name in asked))
     runs = chosen.runs(folders)
     where = chosen.dataset, chosen.protocol, chosen.recipe
     name, described = by_values(methods, columns, runs, *where)
+    _, mine = of_setup(chosen.adapted(described), runs, chosen.recipe)
+    if mine and "dataset" in described.where:  # columns that only other setups have stay empty
+        ours = runs[runs["key"].isin({run.key for run in mine})]
+        name, described = by_values(methods, columns, ours, *where)
     only = read_filter(chosen.filters or ())
     said = assignments({key: ",".join(map(setting_text, only[key])) for key in only})
     title = ", ".join([described.title, *said])
