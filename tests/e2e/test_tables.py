@@ -50,7 +50,7 @@ def feddg(feddg: Run) -> Run:
 
 def test_the_last_line_says_what_was_written(feddg: Run, results: Path, tmp_path: Path) -> None:
     done = feddg("claims", "--results", results, "--out", tmp_path / "c")
-    assert f"wrote {tmp_path / 'c' / 'claims.md'} " in " ".join(done.out.split())
+    assert done.out.splitlines()[-1].endswith(f". Wrote {tmp_path / 'c' / 'claims.md'}")
     broken = tmp_path / "b" / "runs" / "aa.json"
     broken.parent.mkdir(parents=True)
     broken.write_text("{}")

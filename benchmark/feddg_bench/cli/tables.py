@@ -65,6 +65,12 @@ _APART = ("claims", *_DOCUMENTS)
 """Names that stand for more than a single table."""
 
 
+_OF_TWO = ("results", "recipe", "filters", "select", "against")
+"""Options of a comparison of two sets of runs."""
+_FLAGS = {"tables": "name of a table", "formats": "--format"}
+"""Other options than the names of their fields."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TablesCommand(Shown):
     """Make tables from records. Papers' tables show published numbers below measured ones.
@@ -95,6 +101,12 @@ class TablesCommand(Shown):
         folders, sources = record_folders(self.results)
         asked = self.against or ""
         if "/" in asked or asked in recipe_names() or (asked and Path(asked).is_dir()):
+            idle = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+            if idle := [_FLAGS.get(n, f"--{n}") for n in idle if n not in _OF_TWO]:
+                raise SettingsError(
+                    f"--against {asked} compares two sets of runs and takes no "
+                    f"{' and no '.join(idle)}: choose the runs by --recipe, --filter and --select"
+                )
             self._compare(folders, sources, asked)
             return
         if asked:
@@ -154,10 +166,12 @@ class TablesCommand(Shown):
             have = "has" if varied == 1 else "have"
             say(f"{counted(varied, 'run')} {have} other settings; --variants shows them, too")
         paths = []
-        if judged and ("claims" in names or any(claim.comparison for claim in judged)):
+        tested = judged and any(claim.comparison for claim in judged)
+        if judged and len(runs) and ("claims" in names or tested):
             path = (self.out or folders[0]) / "claims.md"
             write_whole(path, claims_text(judged).encode(), sync=False)
-            terminal().print(f"{tally(judged)}; wrote {path}", highlight=False)
+            terminal().print(tally(judged), highlight=False)
+            paths.append([f"{path}"])
         for extension in extensions():
             for name in [name for name in extension.documents if {"all", name} & {*names}]:
                 document = extension.make_document(name, folders, runs, anyway=name in names)
