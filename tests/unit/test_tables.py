@@ -521,6 +521,23 @@ def test_the_table_of_several_methods_marks_what_holm_leaves_and_rates_of_one_ru
     assert "* p < 0.05 after Holm's correction; settings chosen by one run: MOON." in made.caption
 
 
+@pytest.mark.parametrize(
+    ("trained", "said"), [(2, "over val and test."), (3, "over the 3 sets of")]
+)
+def test_the_table_of_several_methods_names_the_units_of_its_interval(
+    trained: int, said: str
+) -> None:
+    """Scenarios with the same training domains are one unit: two have no interval."""
+    runs = []
+    for method, unit, held in product(("fedavg", "moon"), range(trained), ("ab", "ba")):
+        domains = (("x", f"y{unit}"), held[0], held[1])
+        runs.append(record(method, scenario=f"{unit}{held}", domains=domains))
+    made = compared(runs)
+    ends = {entry.low is None for line in made.lines for entry in line.entries[-2:-1] if entry}
+    assert ends == {trained < FEWEST}
+    assert said in made.caption
+
+
 def test_two_sets_of_runs_are_compared_by_leaderboard(add: Add, tmp_path: Path) -> None:
     for seed, (number, scenario) in product(range(2), enumerate(SCENARIOS)):
         add("fedavg", scenario, seed)
@@ -1029,6 +1046,11 @@ def test_runs_of_a_partition_of_ones_own_have_a_table(tmp_path: Path) -> None:
     save(tmp_path, one.model_copy(update=changes))
     assert "N=77" in " ".join(generic(tmp_path).notes)
     assert "partition striped" in " ".join(generic(tmp_path).notes)
+
+
+def test_a_table_without_rows_promises_no_commands() -> None:
+    grid = build("mine", user_table(), [])
+    assert (grid.caption, grid.fills) == ("No run of this table is recorded yet.", ())
 
 
 def test_a_misspelt_method_of_a_table_is_guessed(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def caption(sheet: Sheet) -> str:
     """
     runs, title = sheet.runs, sheet.description.title
     if not runs:
-        return "No run of this table is recorded yet; its notes list the commands to make them."
+        listed = "; its notes list the commands to make them" * bool(sheet.rows)
+        return f"No run of this table is recorded yet{listed}."
     filled = {number for row in sheet.rows for number, found in row.runs.items() if found}
     rules = dict.fromkeys(c.rule for c in sheet.columns if c.split and c.number in filled)
     several = f", mean ± {_SPREADS[sheet.description.spread][0]} over"

@@ -80,8 +80,10 @@ def compared(records: Sequence[RunRecord]) -> Grid:
         split for split in ("val", "test") if any(cells.get(split) for _, cells in rows)
     )
     said = f"minus {method_title(first.method)}: difference over {held}"
-    if scenarios >= FEWEST:
-        said += ", 95 % interval over the scenarios"
+    units = len({frozenset(record.scenario.train) for record in records})
+    if units >= FEWEST:
+        sets = "scenarios" if units == scenarios else f"{units} sets of training domains"
+        said += f", 95 % interval over the {sets}"
         tested = any(not math.isnan(gap.p_value) for gap in gaps.values())
         said += "; * p < 0.05 after Holm's correction" if tested else f"; {UNTESTED}"
     by_one_run = [
