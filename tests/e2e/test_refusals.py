@@ -141,6 +141,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("tables --format md,pdf", "unknown format 'pdf'", "tex"),
     ("tables --select best", "unknown selection rule 'best'", "best_by_val"),
     ("tables --against quick pardon-1 --metric loss", "two sets", "no name of a table", "--metric"),
+    ("results check --results empty", "nothing to check in empty/"),
     ("tables --against fedavgg", "unknown method 'fedavgg'", "fedavg"),
     ("tables --against old-runs", "names no folder and no recipe", "old-runs"),
     ("tables --against ./old", "there is no results folder", "--results DIR"),

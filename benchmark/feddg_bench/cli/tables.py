@@ -23,7 +23,7 @@ from feddg_bench.config.recipes import recipe_names
 from feddg_bench.extensions import extensions
 from feddg_bench.plugins import load_method, plugin_name
 from feddg_bench.records import sources
-from feddg_bench.records.checksums import sums_faults
+from feddg_bench.records.checksums import SUMS, sums_faults
 from feddg_bench.records.frame import read_frame
 from feddg_bench.records.runs import first_of_each, no_collection, read_folder
 from feddg_bench.records.store import pack_runs, unpack_runs
@@ -326,6 +326,8 @@ def _check_command(results: Folders = None) -> None:
         if fault:
             wrong += 1
             say(f"{run.source.path}: the guarantee of {run.key} is wrong: {fault}")
+    if not runs and not wrong and not any(any(root.glob(f"*/{SUMS}")) for root in folders):
+        raise DataError(f"there is nothing to check in {sources}: give another --results folder")
     checked = f"{counted(len(private), 'epsilon')} checked, {counted(wrong, 'fault')}"
     say(f"{counted(len(runs), 'record')} in {sources}: {checked}")
     if wrong:
