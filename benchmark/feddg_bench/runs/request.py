@@ -240,7 +240,8 @@ class Request:
         given = {name: value for name, value in (flags or {}).items() if value is not None}
         pairs = list(pairs)
         if bare := [pair for pair in pairs if "=" not in pair]:
-            raise SettingsError(_no_pair(bare, given))
+            named = dict(pair.split("=", 1) for pair in pairs if pair not in bare)
+            raise SettingsError(_no_pair(bare, given | named))
         command: list[Layer] = [{name: value for name, value in given.items() if name in NAMES}]
         command += [flag_layer(*each) for each in given.items() if each[0] not in NAMES]
         command += [parse_override(pair, NAMES) for pair in pairs]
@@ -549,7 +550,7 @@ def _no_pair(words: Sequence[str], given: Mapping[str, Any]) -> str:
             more = [word for word in words if fits(flag, word)] if several else words[:1]
             value = ",".join([given[flag], *more] if several else more)
             return f"{message}; did you mean --{flag} {value}?"
-    return f"{message}, such as train.lr=0.001"
+    return f"{message}, such as train.lr=0.001, and commas between several values"
 
 
 def flag_layer(flag: str, value: Any) -> Layer:

@@ -197,7 +197,10 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise SettingsError(f"cannot read {pair!r}: expected KEY=VALUE, such as seed=0")
+            raise SettingsError(
+                f"cannot read {pair!r}: expected KEY=VALUE, such as seed=0, and commas between "
+                f"several values"
+            )
         key = SYMBOLS.get(key.strip(), key)
         if "num_seeds" in (key, *parameters) and key in SEEDS:
             parameters = {name: p for name, p in parameters.items() if name not in SEEDS}
