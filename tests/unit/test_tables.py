@@ -1204,6 +1204,19 @@ def test_columns_over_the_scenarios_of_all_of_them_say_so(add: Add, tmp_path: Pa
     assert said in grid.notes
 
 
+def test_a_table_of_ones_own_has_its_metric_in_its_name_and_may_show_variants(
+    add: Add, tmp_path: Path
+) -> None:
+    """A table of another metric would replace the first, and `variants` had no effect."""
+    for rate in (0.1, 0.2):
+        add("fedavg", train__lr=rate)
+    chosen = TableOptions.of(metric="Macro F1", variants=True)
+    one, whole = make_table((), "scenario", [tmp_path], chosen).grids
+    names = ("digits4-ltdo-by-scenario-macro_f1", "digits4-ltdo-by-scenario-variants-macro_f1")
+    assert (one.name, whole.name) == names
+    assert (len(one.lines), len(whole.lines)) == (1, 2)
+
+
 def test_a_column_for_each_seed_has_no_mean(add: Add, tmp_path: Path) -> None:
     """A mean over columns is one over the seeds that have all of them: none has."""
     for seed in range(2):

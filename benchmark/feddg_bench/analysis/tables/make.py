@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -158,6 +158,16 @@ class TableOptions:
             name, shown, runs, select=rule, any_paper=any_paper, variants=variants, bold=bold
         )
 
+    def grids(
+        self, name: str, described: Description, runs: Sequence[RecordedRun]
+    ) -> Iterator[Grid]:
+        """Yield the described table and, if it is asked for, that of all settings varied."""
+        end = f"-{self.metric}" if self.metric else ""
+        yield self.table(name + end, described, runs)
+        if self.variants:
+            whole = described.model_copy(update={"title": f"{described.title}: what was varied"})
+            yield self.table(f"{name}-variants{end}", whole, runs, variants=True)
+
     def adapted(self, described: Description) -> Description:
         """Return a description with the requested rows and comparisons."""
         chosen = described if self.against is None else compared_with(described, self.against)
@@ -217,21 +227,15 @@ def make_tables(
         for table in shown:
             name, whole = table.name + end, table.name != table.setup
             described = table.described(cast("Rule | None", chosen.select))
-            made = chosen.table(name, described, table.runs, any_paper=True, variants=whole)
-            grids.append(made)
+            grids.append(chosen.table(name, described, table.runs, any_paper=True, variants=whole))
     for name, description in named.items():
         adapted = chosen.adapted(description)
         adapted, mine = of_setup(adapted, runs, recipe)
         if recipe is not None and not mine and name in names:
             raise SettingsError(_unfit(name, adapted, runs, recipe))
-        grid = chosen.table(name + end, adapted, mine)
-        if not grid.lines and name not in names:  # its rows are methods with runs: there are none
-            continue
-        grids.append(grid)
-        if chosen.variants:
-            title = f"{adapted.title}: what was varied"
-            whole_table = adapted.model_copy(update={"title": title})
-            grids.append(chosen.table(f"{name}-variants{end}", whole_table, mine, variants=True))
+        made = [*chosen.grids(name, adapted, mine)]
+        if made[0].lines or name in names:  # no lines: its rows are methods with runs
+            grids += made
     for extension in extensions():
         if asked := [name for name in extension.grids if {"all", name} & set(names)]:
             grids += extension.make_grids(asked, folders)
@@ -272,8 +276,8 @@ def make_table(
     said = assignments({key: ",".join(map(setting_text, only[key])) for key in only})
     title = ", ".join([described.title, *said])
     adapted = chosen.adapted(described.model_copy(update={"title": title}))
-    shown = of_setup(adapted, runs, chosen.recipe)
-    return Made([chosen.table(f"{name}-{slug(said)}" if said else name, *shown)], runs)
+    adapted, mine = of_setup(adapted, runs, chosen.recipe)
+    return Made([*chosen.grids(f"{name}-{slug(said)}" if said else name, adapted, mine)], runs)
 
 
 def _measuring(description: Description, metric: str, runs: Sequence[RecordedRun]) -> Description:
