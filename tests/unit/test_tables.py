@@ -1137,6 +1137,9 @@ def test_columns_may_vary_a_setting_but_not_mix_it(add: Add, tmp_path: Path) -> 
         ({"groups": [{"split": "tst", "columns": [{"head": "a"}]}]}, "'tst' is not valid"),
         ({"colour": "red"}, "unknown setting 'colour'"),
         ({"paper": "pardon"}, "belong together"),
+        ({"metric": "acuracy"}, "unknown metric 'acuracy'; did you mean 'accuracy'?"),
+        ({"groups": [{"columns": [{"head": "a", "metric": "los"}]}]}, "did you mean 'loss'?"),
+        ({"against": "fedavgg"}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         ({"rows": [{"label": "a", "where": {}}] * 2}, "two rows have the label"),
         (
             {"groups": [{"columns": [{"head": "a"}], "summaries": {"wins": "w"}}]},
@@ -1153,6 +1156,18 @@ def test_wrong_descriptions_are_refused(
     with refused(SettingsError, "mine.yaml") as error:
         load_description(str(path))
     assert words in str(error.value)
+
+
+def test_names_in_a_description_may_be_spelt_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    rows = [{"label": "GA", "where": {"method": "FedDG-GA"}}, {"label": "paper", "where": None}]
+    groups = [{"where": {"dataset": ["PACS"]}, "columns": [{"head": "a"}]}]
+    given = {"title": "Mine", "against": "FedAvg", "where": {"protocol": "LTDO"}}
+    path.write_text(json.dumps(given | {"rows": rows, "groups": groups}))
+    _, read = load_description(str(path))
+    assert [row.where for row in read.rows] == [{"method": "feddg_ga"}, None]
+    assert (read.where, read.groups[0].where) == ({"protocol": "ltdo"}, {"dataset": ["pacs"]})
+    assert read.against == "fedavg"
 
 
 @pytest.mark.parametrize(

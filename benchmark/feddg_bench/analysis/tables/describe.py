@@ -16,8 +16,9 @@ from feddg_bench.config.reading import composed, known_name, read_yaml
 from feddg_bench.config.recipes import recipe_names
 from feddg_bench.config.schema import Section
 from feddg_bench.data.protocols import PROTOCOLS
-from feddg_bench.plugins import method_title, names
+from feddg_bench.plugins import method_title, names, plugin_name
 from feddg_bench.records.differences import natural, setting_key, setting_name, setting_text
+from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.rules import Rule
 from feddg_bench.records.runs import FIELDS, RecordedRun
 
@@ -276,9 +277,7 @@ def read_filter(pairs: Sequence[str]) -> dict[str, list[Value]]:
             )
         full = field_key(key.strip(), "--filter")
         values = [read_yaml(part, f"the value of --filter {pair!r}") for part in raw.split(",")]
-        known = _NAMES[full]() if full in _NAMES else ()
-        values = [known_name(v, known) if isinstance(v, str) else v for v in values]
-        wanted.setdefault(full, []).extend(values)
+        wanted.setdefault(full, []).extend(_known(full, value) for value in values)
     return wanted
 
 
@@ -318,9 +317,51 @@ def _described(path: Path) -> Description:
     if "table" in layer:
         layer = {**layer, "table": str(layer["table"])}
     try:
-        return validate(Description, layer)
+        return _in_our_names(validate(Description, layer))
     except SettingsError as error:
         raise SettingsError(f"table {path}: {error}") from error
+
+
+def _in_our_names(given: Description) -> Description:
+    """Return a user's description with names in the suite's spelling.
+
+    Raises:
+        SettingsError: If a metric, or the method compared with, is unknown.
+    """
+    groups = [
+        group.model_copy(
+            update={
+                "where": _spelt(group.where),
+                "columns": [c.model_copy(update={"where": _spelt(c.where)}) for c in group.columns],
+            }
+        )
+        for group in given.groups
+    ]
+    named = [given.metric, *(group.metric for group in groups)]
+    named += [column.metric for group in groups for column in group.columns]
+    for metric in named:
+        if metric is not None and metric not in (*METRICS, *COSTS):
+            raise SettingsError(unknown("metric", metric, (*METRICS, *COSTS)))
+    rows = [
+        row.model_copy(update={"where": None if row.where is None else _spelt(row.where)})
+        for row in given.rows
+    ]
+    against = given.against and plugin_name("method", given.against)
+    where = _spelt(given.where)
+    update = {"where": where, "rows": rows, "groups": groups, "against": against}
+    return given.model_copy(update=update)
+
+
+def _spelt(where: RunFilter) -> RunFilter:
+    return {
+        key: [_known(key, one) for one in value] if isinstance(value, list) else _known(key, value)
+        for key, value in where.items()
+    }
+
+
+def _known(key: str, value: Value) -> Value:
+    """Return a value of a filter; names of methods and others are in the suite's spelling."""
+    return known_name(value, _NAMES[key]()) if key in _NAMES and isinstance(value, str) else value
 
 
 _shipped = cache(_described)
