@@ -1176,11 +1176,12 @@ def test_names_in_a_description_may_be_spelt_otherwise(tmp_path: Path) -> None:
         ({"recip": "quick"}, ("unknown argument of tables 'recip'", "did you mean 'recipe'")),
         ({"select": "best"}, ("unknown selection rule 'best'", "best_by_val")),
         ({"bold": "all"}, ("unknown kind of mark 'all'", "tested")),
+        ({"bold": True}, ("unknown kind of mark 'True'", "tested")),
         ({"metric": "f1"}, ("unknown metric 'f1'", "macro_f1")),
         ({"against": "fedavgg"}, ("unknown method 'fedavgg'", "fedavg")),
     ],
 )
-def test_wrong_options_are_refused(given: dict[str, str], words: tuple[str, ...]) -> None:
+def test_wrong_options_are_refused(given: dict[str, Any], words: tuple[str, ...]) -> None:
     with refused(SettingsError, *words):
         TableOptions.of(**given)
 
@@ -1261,6 +1262,8 @@ def test_filters_accept_other_spellings_and_name_what_no_run_has(add: Add, tmp_p
     for pair in ("method=FedDG-GA", "method=Feddg_ga,moon", "world.strength=1,2"):
         runs = TableOptions.of(filters=pair).runs([tmp_path])
         assert {*runs["method"]} >= {"feddg_ga"}
+    with refused(SettingsError, "none of the 2 runs has mu 1 (there are null)"):
+        TableOptions.of(filters="hyper.mu=1").runs([tmp_path])
     with refused(
         SettingsError, "none of the 2 runs has protocol ltdo and strength 3 (there are 2)"
     ):

@@ -392,13 +392,17 @@ def fitting(runs: Iterable[RecordedRun], where: RunFilter) -> list[RecordedRun]:
 
 def no_run(runs: Sequence[RecordedRun], where: RunFilter) -> str:
     """Return the error that no run matches a filter, with the values that runs have instead."""
+
+    def text(value: Value) -> str:
+        return "null" if value is None else setting_text(value)  # as a filter takes it
+
     said = []
     for key, wanted in where.items():
         values = wanted if isinstance(wanted, list) else [wanted]
-        known = sorted({setting_text(run.get(key)) for run in runs}, key=natural)
+        known = sorted({text(run.get(key)) for run in runs}, key=natural)
         few = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
         there = "" if fitting(runs, {key: wanted}) else f" (there are {few})"
-        said.append(f"{setting_name(key)} {' or '.join(map(setting_text, values))}{there}")
+        said.append(f"{setting_name(key)} {' or '.join(map(text, values))}{there}")
     return f"none of the {len(runs):,} runs has {' and '.join(said)}"
 
 

@@ -121,7 +121,7 @@ class TableOptions:
             ("metric", metric, METRICS),
         ):
             if value is not None and value not in known:
-                raise SettingsError(unknown(kind, value, known))
+                raise SettingsError(unknown(kind, str(value), known))
         return replace(
             chosen,
             metric=metric,
