@@ -945,6 +945,24 @@ def test_every_folder_of_own_images_has_a_leaderboard(
     assert written == {"digits4-shapes-ltdo-quick", "digits4-birds-ltdo-quick"}
 
 
+def test_two_folders_of_own_images_are_not_rows_of_one_table(add: Add, tmp_path: Path) -> None:
+    """Each method's row was of the folder with more runs."""
+    for label, method, seed in (("my cats", "fedavg", 0), ("dogs", "moon", 1)):
+        made = add(method, seed=seed)
+        data = made.data.model_copy(update={"label": label})
+        ResultsStore(tmp_path).save(made.model_copy(update={"data": data}))
+    with refused(SettingsError, "own data sets dogs and my cats: name one, as in --filter label="):
+        make_table((), "scenario", [tmp_path], TableOptions.of())
+    runs = read_frame(tmp_path)
+    cats, dogs = runs[runs["label"] == "my cats"], runs[runs["label"] == "dogs"]
+    with refused(SettingsError, "have no data set and protocol in common"):
+        list(differences_between(cats, dogs, ("a/", "b/")))
+    chosen = TableOptions.of(filters=["label=my cats"])
+    (grid,) = make_table((), "scenario", [tmp_path], chosen).grids
+    assert [line.label for line in grid.lines] == ["FedAvg"]
+    assert grid.title.startswith("my cats, ")
+
+
 def test_a_setup_has_one_leaderboard_and_variants_have_another(
     add: Add, tmp_path: Path, feddg: Callable[..., Any]
 ) -> None:

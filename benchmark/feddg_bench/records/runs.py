@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 OWN = ("method", "dataset", "protocol", "scenario", "seed")
 """Settings that are fields of a run, and are left out of `RecordedRun.settings`."""
 
-FIELDS = (*OWN[:4], "train", "val", "test", "seed", "recipe", "version")
+FIELDS = (*OWN[:4], "label", "train", "val", "test", "seed", "recipe", "version")
 """Fields of a run that a table can use, in addition to settings."""
 
 LONGEST = 300

@@ -43,8 +43,7 @@ def differences_between(
     theirs = sorted(leaderboards(others), key=lambda frame: -len(frame.runs))
     pairs = []
     for mine in leaderboards(runs):
-        place = mine.runs[0].dataset, mine.runs[0].protocol
-        same = [f for f in theirs if (f.runs[0].dataset, f.runs[0].protocol) == place]
+        same = [f for f in theirs if _place(f) == _place(mine)]
         pairs += [(mine, of) for of in same if of.name == mine.name] or [
             (mine, of) for of in same[:1]
         ]
@@ -55,6 +54,11 @@ def differences_between(
             f"`feddg-bench runs` lists runs"
         )
     yield from (_compared(mine, of, named, rule) for mine, of in equal or pairs)
+
+
+def _place(frame: Frame) -> tuple[str, str | None, str]:
+    first = frame.runs[0]
+    return first.dataset, first.label, first.protocol
 
 
 def _compared(mine: Frame, of: Frame, named: tuple[str, str], rule: Rule) -> Grid:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Value = str | int | float | bool | None
 RunFilter = Mapping[str, Value | list[Value]]
-"""A field of a run (method, dataset, protocol, scenario, train, val, test, seed, recipe, version)
-or a setting by dotted key -> the value that a run must have, or a list of allowed values."""
+"""A field of a run (method, dataset, protocol, scenario, label, train, val, test, seed, recipe,
+version) or a setting by dotted key -> the value that a run must have, or a list of allowed ones."""
 
 Split = Literal["id_val", "id_test", "val", "test"]
 

@@ -7,6 +7,7 @@ and the number of rounds.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -218,7 +219,16 @@ def by_values(
         raise SettingsError("there is no record: run something first, or give --results DIR")
     datasets = sorted({run.dataset for run in fit})
     if columns != "dataset" and len(datasets) > 1:
-        raise SettingsError(f"there are runs of the data sets {' and '.join(datasets)}; name one")
+        raise SettingsError(
+            f"there are runs of the data sets {' and '.join(datasets)}: name one, as in --dataset "
+            f"{datasets[0]}"
+        )
+    labels = sorted({run.label for run in fit if run.label})
+    if len(labels) > 1:
+        raise SettingsError(
+            f"there are runs of the own data sets {' and '.join(labels)}: name one, as in "
+            f"--filter {shlex.quote(f'label={labels[0]}')}"
+        )
     if columns != "dataset":
         where["dataset"] = datasets[0]
     protocols = sorted({run.protocol for run in fit}) if columns != "protocol" else [""]
@@ -242,8 +252,7 @@ def by_values(
     if len(protocols) == 1 and protocols[0]:
         where["protocol"] = protocols[0]
     by = setting_name(columns)
-    labels = {run.label for run in fit}
-    own = labels.pop() if len(labels) == 1 else None
+    own = labels[0] if labels else None
     titles = [dataset_title(where["dataset"], own)] if "dataset" in where else []
     titles += [TITLES.get(where["protocol"], where["protocol"])] if "protocol" in where else []
     shown = methods or sorted({run.method for run in fit})
