@@ -1227,6 +1227,18 @@ def test_columns_come_from_the_runs_of_the_setup_shown(add: Add, tmp_path: Path)
         assert grid.title == "Digits4, leave two domains out, by lr"
 
 
+@pytest.mark.parametrize("key", ["data.image_size", "features.encoder"])
+def test_sizes_of_images_and_encoders_can_be_columns(add: Add, tmp_path: Path, key: str) -> None:
+    """The images of two sizes differ, and each encoder has its own size."""
+    encoded = {"backbone__name": "features"} if key == "features.encoder" else {}
+    for size, encoder in ((32, "efficientnet_lite0"), (64, "mobilenet_v2+tf")):
+        more = {"features__encoder": encoder} if encoded else {}
+        digest = f"{size:x}".ljust(32, "0")
+        add("fedavg", data__image_size=size, fingerprint=digest, **encoded, **more)
+    (grid,) = make_table((), key, [tmp_path], TableOptions.of()).grids
+    assert grid.filled() == (3, 3)
+
+
 def test_columns_over_the_scenarios_of_all_of_them_say_so(add: Add, tmp_path: Path) -> None:
     for scenario in SCENARIOS:
         add("fedavg", scenario, train__lr=0.1)

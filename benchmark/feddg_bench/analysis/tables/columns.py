@@ -97,4 +97,6 @@ def varied_keys(description: Description) -> set[str]:
     """Return the keys that columns vary; the runs of a row may differ in them."""
     keys = {key for group in description.groups for key in group.where}
     keys |= {key for group in description.groups for c in group.columns for key in c.where}
+    if "features.encoder" in keys:  # each has a size of its own
+        keys.add("data.image_size")
     return (keys - set(FIELDS)) | (keys & {"method", "protocol"})

@@ -337,7 +337,9 @@ def alike(runs: Iterable[RecordedRun], free: Collection[str]) -> list[Alike]:
     """Return runs by data set and signature; runs with equal settings share an entry.
 
     Their recipes do not matter. A split file's hash is ignored if each scenario has only one file.
+    Images of another size differ.
     """
+    free = {*free, "images"} if "data.image_size" in free else free
     groups: dict[tuple[Any, ...], list[RecordedRun]] = {}
     files: dict[tuple[str, str], set[Any]] = {}
     for run in runs:  # runs share their settings object, so this is quick
@@ -350,8 +352,8 @@ def alike(runs: Iterable[RecordedRun], free: Collection[str]) -> list[Alike]:
     for members in groups.values():
         first = members[0]
         named = {**first.settings, "method": first.method, "protocol": first.protocol}
+        named |= {"version": first.version, "images": first.images}
         found = {key: value for key, value in named.items() if key not in free}
-        found |= {"version": first.version, "images": first.images}
         if one_file and found.get(SPLIT) is not None:
             found[SPLIT] = "file"
         whole = (first.dataset, repr(sorted(found.items())))
