@@ -865,6 +865,13 @@ def test_each_encoder_has_its_own_table_and_its_weights_split_this(
     ]
 
 
+def test_a_difference_over_fewer_scenarios_says_so(add: Add, tmp_path: Path) -> None:
+    for seed, scenario in enumerate(PAIR):
+        add("fedavg", scenario, federation__rounds=7)
+        add("fedprox", PAIR[0], seed, test=(0.6,), federation__rounds=7)
+    assert footnotes(generic(tmp_path))["FedProx"] == ["difference over 1 of 2 scenarios"]
+
+
 def test_a_method_without_training_steps_has_no_rate_to_compare(add: Add, tmp_path: Path) -> None:
     for scenario in PAIR:
         add("fedavg", scenario, train__lr=0.004, federation__rounds=7)

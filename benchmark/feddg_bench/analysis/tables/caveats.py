@@ -34,6 +34,7 @@ def row_footnotes(sheet: Sheet, *, variants: bool) -> dict[Row, list[str]]:
     of_rows = (
         {} if variants else _mixed(sheet),
         _equal(sheet),
+        _fewer_scenarios(sheet),
         _other_rates(sheet),
         by_one_run(sheet.rows)[0],
     )
@@ -166,6 +167,20 @@ def _equal(sheet: Sheet) -> dict[Row, str]:
 def _trains_features(run: RecordedRun) -> bool:
     """Return whether a run trains layers below the classifier."""
     return not is_frozen(run.settings) or any(run.get(f"backbone.{layer}") for layer in LAYERS)
+
+
+def _fewer_scenarios(sheet: Sheet) -> dict[Row, str]:
+    """Return a footnote for each row that has only some of the scenarios of the reference."""
+    reference = sheet.reference
+    if reference is None or not sheet.comparisons:
+        return {}
+    theirs = {run.scenario for run in reference.members}
+    both = {row: theirs & {run.scenario for run in row.members} for row in sheet.rows}
+    return {
+        row: f"difference over {len(common)} of {len(theirs)} scenarios"
+        for row, common in both.items()
+        if common and common != theirs
+    }
 
 
 def _other_rates(sheet: Sheet) -> dict[Row, str]:
