@@ -34,9 +34,9 @@ def row_footnotes(sheet: Sheet, *, variants: bool) -> dict[Row, list[str]]:
     of_rows = (
         {} if variants else _mixed(sheet),
         _equal(sheet),
-        _fewer_scenarios(sheet),
         _other_rates(sheet),
         by_one_run(sheet.rows)[0],
+        _fewer_scenarios(sheet),
     )
     return {
         row: [
