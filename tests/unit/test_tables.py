@@ -882,6 +882,24 @@ def test_a_method_without_training_steps_has_no_rate_to_compare(add: Add, tmp_pa
     assert (said["FedProx"], said["NCM"]) == ([rates], [])
 
 
+def test_a_terminal_shows_the_footnotes_of_what_it_shows(
+    add: Add, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for scenario in PAIR:
+        add("fedavg", scenario, federation__rounds=7)
+        add("fedprox", scenario, test=(0.6,), train__lr=0.1, federation__rounds=7)
+    add("fedsam", PAIR[0], test=(0.7,), train__lr=0.1, federation__rounds=7)
+    print_grid(generic(tmp_path), "method")
+    shown = capsys.readouterr().out.splitlines()
+    rows = [line.split("  ")[0].strip() for line in shown]
+    assert {"FedProx ¹", "FedAvg ²", "FedSAM ¹,³"} <= {*rows}
+    assert shown[-3:] == [
+        "¹ at lr=0.1, FedAvg at lr=3e-05.",
+        "² with lr=3e-05.",
+        "³ difference over 1 of 2 scenarios.",
+    ]
+
+
 @pytest.mark.parametrize(("more", "setups"), [(0, 1), (1, 2)])
 @pytest.mark.parametrize(
     ("recipe", "dataset", "method", "key", "own"),

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import TaskID, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from feddg_bench.analysis.tables.grid import Grid
+from feddg_bench.analysis.tables.grid import Entry, Grid, Line
 from feddg_bench.common.terminal import Display, duration, terminal, text, text_table
 from feddg_bench.common.titles import counted
 from feddg_bench.plugins import method_title
@@ -143,19 +143,35 @@ def print_grid(grid: Grid, head: str) -> None:
         return Console(width=10_000).measure(drawn).maximum <= console.width
 
     console.print(grid.title, highlight=False)
-    for places in grid.blocks(fits):
+    blocks = grid.blocks(fits)
+    for places in blocks:
         console.print(_part(grid, head, places, narrow=not fits(places, narrow=False)))
     console.print(grid.caption, highlight=False)
+    shown = {n for places in blocks for n in places}
+    parts = [p for one in grid.lines for p in (one, *(one.entries[n] for n in shown)) if p]
+    for number, note in enumerate(grid.footnotes, 1):
+        if any(note in part.footnotes for part in parts):
+            console.print(f"{_raised(number)} {note}.", highlight=False, markup=False)
+
+
+def _raised(number: int) -> str:
+    return "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(number))
+
+
+def _marked(grid: Grid, text: str, part: Line | Entry) -> str:
+    """Return a text with the numbers of its footnotes."""
+    return f"{text} {','.join(map(_raised, grid.numbers(part.footnotes)))}".rstrip()
 
 
 def _part(grid: Grid, head: str, places: Sequence[int], *, narrow: bool) -> RichTable:
     """Return some columns; if ``narrow``, deviations and intervals get their own line."""
     rows: list[list[str] | None] = []
     for line in grid.lines:
-        texts = [entry.text if (entry := line.entries[n]) else "" for n in places]
+        entries = [line.entries[n] for n in places]
+        texts = ["" if entry is None else _marked(grid, entry.text, entry) for entry in entries]
         if line.kind == "ours":
             rows += [None] * (line.label == "mean")
-            rows.append([line.label, *texts])
+            rows.append([_marked(grid, line.label, line), *texts])
         elif under := rows[-1]:
             under[1:] = [
                 "\n".join(filter(None, pair)) for pair in zip(under[1:], texts, strict=True)
