@@ -44,7 +44,8 @@ def test_default_file_filter_and_figures(feddg: Run, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("--filter", "method=fedavgg"), ("none of the 40 runs", "fedavgg", "fedprox")),
-        (("--filter", "lr=1"), ("unknown filter 'lr'", "train.lr")),
+        (("--filter", "lr=1"), ("none of the 40 runs has lr 1", "0.001")),
+        (("--filter", "rate=1"), ("--filter: unknown setting 'rate'",)),
         (("--filter", "method"), ("KEY=VALUE",)),
         (("--results", "nowhere"), ("nowhere", "--results")),
     ],

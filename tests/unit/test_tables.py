@@ -261,7 +261,8 @@ def test_marks_only_where_a_test_supports_them(add: Add, tmp_path: Path) -> None
     add("moon", "oc-i-p", 0, (0.9,))
     again = cells(generic(tmp_path))
     assert again["PARDON", "unseen mean"]["mark"] == "best"  # moon has no mean
-    assert again["MOON", "test Poster"]["footnotes"] == "over seed 0 alone"
+    said = "difference over 1 of 4 scenarios; over seed 0 alone"
+    assert again["MOON", "test Poster"]["footnotes"] == said
 
 
 def test_both_unseen_domains_count_unless_val_chooses_the_round(add: Add, tmp_path: Path) -> None:
@@ -463,6 +464,7 @@ def test_rows_at_chance_and_runs_that_diverged_say_so(add: Add, tmp_path: Path) 
     assert said["FedAvg"] == said["AgrRand"] == []
     assert said["AgrSum"] == ["at chance: guessing gives 10.00"]
     assert said["SCAFFOLD"] == [
+        "difference over 1 of 2 scenarios",
         "3 of 7 rounds skipped (oc-i-p, seed 0), as 1 more of 2 runs have",
         "loss not finite from round 7 (oc-i-p, seed 0), as 1 more of 2 runs have",
     ]
