@@ -25,6 +25,9 @@ HEADS = (
 )
 CONTROL = "Null"
 """World in which there is nothing to undo."""
+LEARNED = -5.0
+"""A method that is further below the attainable accuracy there, in points, has learned too little
+for its share of other worlds to mean anything."""
 
 
 def method_table(names: Iterable[str]) -> str:
@@ -48,7 +51,8 @@ def method_table(names: Iterable[str]) -> str:
   [leaderboards](../leaderboards/index.md) counts all operations of a run.
 - **Undoes**: [planted worlds](../leaderboards/worlds.md) in which the method's 95 % interval lies
   above FedAvg's, with the share of the shift that it recovers. *None* means measured without such a
-  world; an empty cell, not measured.
+  world; *unclear*, that the method is more than {-LEARNED:.0f} points below the attainable accuracy
+  in the control, where nothing is to undo; an empty cell, not measured.
 - **Lines** of the method's file, without comments, docstrings and blank lines.
 """
 
@@ -113,6 +117,8 @@ def _undone(name: str) -> str:
     """Return the worlds in which the method's interval lies above FedAvg's."""
     if name not in _worlds() or name == "fedavg":
         return ""
+    if _worlds()[name][CONTROL][0] < LEARNED:
+        return "unclear"
     reference = _worlds()["fedavg"]
     undone = [
         f"{world.lower()} {value:.0f} %" if metric == "recovered" else world.lower()

@@ -91,12 +91,15 @@ def test_the_commands_of_a_page_plan_exactly_its_runs(
 
 def test_a_method_undoes_a_world_if_its_interval_lies_above_that_of_fedavg(generators: Any) -> None:
     undone = {
-        name: generators.overview._undone(name) for name in ("fedccrl", "feddg", "erm", "moon")
+        name: generators.overview._undone(name)
+        for name in ("fedccrl", "feddg", "erm", "moon", "stablefdg", "qffl", "mmd")
     }
     assert undone["fedccrl"] == "tint 53 %, hard 29 %"
     assert undone["feddg"] == "tint 14 %"
     assert undone["erm"] == undone["moon"] == "none"
-    assert generators.overview._undone("rsc") == ""  # not measured
+    assert undone["stablefdg"].endswith("label 97 %")
+    assert undone["qffl"] == undone["mmd"] == "unclear"  # they do not learn in the control
+    assert generators.overview._undone("ridge") == ""  # not measured
 
 
 @pytest.mark.parametrize(
