@@ -92,6 +92,9 @@ def test_all_draws_what_records_are_enough_for(feddg: Run) -> None:
     assert named.read_bytes().startswith(b"%PDF")
     assert named.with_suffix(".csv").read_bytes() == before
     assert not named.with_suffix(".png").exists()
+    drawn = feddg("figures", "lambda", "--dataset", "all", "--method", "all", "--scenario", "all")
+    assert drawn.code == 0, drawn.err
+    assert Path("runs/figures/lambda-digits4-ltdo-quick.csv").read_bytes() == before
 
 
 def test_a_figure_that_records_are_not_enough_for_says_what_is_missing(feddg: Run) -> None:

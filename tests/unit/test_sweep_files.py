@@ -169,6 +169,24 @@ def test_pairs_replace_what_the_file_says(file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("pair", "values"),
+    [
+        ("lr=0.1, 0.2", ("0.1", "0.2")),
+        ("hyper.mu=0.1,1", ("0.1", "1")),
+        ("encoder=mobilenet_v2+tf,efficientnet_lite0", ("mobilenet_v2+tf", "efficientnet_lite0")),
+        ("augment.crop_scale=[0.8, 1]", ("[0.8, 1]",)),
+        ("hyper={mu: 0.1, norm: l2}", ("{mu: 0.1, norm: l2}",)),
+        ("backbone.weights='a,b.pt'", ("'a,b.pt'",)),
+        ("seed=0-2,5", ("0-2,5",)),  # `run` reads it
+    ],
+)
+def test_commas_in_a_pair_part_values(file: Path, pair: str, values: tuple[str, ...]) -> None:
+    parameters = {"method": {"value": "fedprox"}}
+    sweep = load_sweep(write(file, parameters=parameters), [pair])
+    assert list(sweep.parameters.values())[1:] == [Choice(values)]
+
+
 def test_random_points_repeat_and_go_on(file: Path) -> None:
     parameters = {
         "a": {"distribution": "log_uniform_values", "min": 0.001, "max": 10.0},

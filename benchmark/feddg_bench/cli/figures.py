@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
@@ -97,20 +97,23 @@ class Records:
 
         return Selection(
             tuple(record_folders(self.results)[0]),
-            self.dataset,
-            self.protocol,
-            None if self.scenario is None else tuple(listed(self.scenario)),
-            None if self.method is None else tuple(_known(self.method)),
-            None if self.recipe is None else tuple(listed(self.recipe)),
+            None if self.dataset == "all" else self.dataset,
+            None if self.protocol == "all" else self.protocol,
+            _chosen(self.scenario),
+            _chosen(self.method, names("method")),
+            _chosen(self.recipe),
             self.split,
             cast("Rule", self.select),
         )
 
 
-def _known(methods: str) -> Iterator[str]:
-    """Yield methods by registered name; unknown ones stay, as records can be of other plugins."""
-    known = names("method")
-    return (known_name(name, known) for name in listed(methods))
+def _chosen(text: str | None, known: Sequence[str] = ()) -> tuple[str, ...] | None:
+    """Return the names in an option, ``None`` for all of them.
+
+    Those of ``known`` can be in any spelling; others stay, as records can be of other plugins.
+    """
+    given = [] if text is None else listed(text)
+    return None if not given or "all" in given else tuple(known_name(name, known) for name in given)
 
 
 def _pictures(name: str, runs: pd.DataFrame, choice: Selection) -> Iterable[Picture | str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
@@ -17,6 +17,7 @@ from feddg_bench.common.titles import counted
 from feddg_bench.config.layers import dotted, parse_override
 from feddg_bench.config.reading import listed, plain_name
 from feddg_bench.config.schema import KEEP
+from feddg_bench.data.protocols import scenarios
 from feddg_bench.plugins import dataset_title, load_dataset, method_title
 from feddg_bench.records.differences import assignments, varying
 from feddg_bench.records.metrics import find_metric
@@ -192,9 +193,12 @@ def _failed(failures: Failures, key: str, results: str) -> tuple[Listed, dict[st
         for pair in json.loads(failures.path(key).read_bytes())["run"]:
             given |= dotted(parse_override(pair, NAMES))
     names: dict[str, Any] = {name: str(given.pop(name, "")) for name in _NAMES[1:-1]}
-    if not names["recipe"]:
-        with suppress(FeddgError):  # its data set is not installed here
-            names["recipe"] = load_dataset(names["dataset"]).default_recipe
+    with suppress(FeddgError):  # not installed here, or of domains that only its folder tells
+        kind = load_dataset(names["dataset"])
+        names["recipe"] = names["recipe"] or kind.default_recipe
+        official = kind.official if isinstance(kind.official, Mapping) else {}
+        asked = names["protocol"], kind.domains, kind.letters, names["scenario"], official
+        names["domain"] = scenarios(*asked)[0].test
     seed = given.pop("seed", None)
     return (
         Listed(

@@ -121,7 +121,7 @@ class SweepCommand(Slurm, SweepRecording):
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="for all runs; replace the file's",
+            help="replace the file's; commas between several values",
             autocompletion=complete.pairs,
         ),
     ] = None

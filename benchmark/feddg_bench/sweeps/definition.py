@@ -20,7 +20,7 @@ from feddg_bench.common.files import find_yaml
 from feddg_bench.common.streams import generator
 from feddg_bench.config.layers import Layer, dotted_fields, full_key, kind_of, load_layer
 from feddg_bench.config.names import SYMBOLS
-from feddg_bench.config.reading import read_names
+from feddg_bench.config.reading import listed, read_names
 from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.record import RunRecord
 from feddg_bench.records.rules import split_metric
@@ -37,6 +37,8 @@ _KEYS = (*_HEAD, "method", "metric", "parameters", "run_cap")
 _LISTED = ("constant", "categorical", "categorical_w_probabilities")
 _DISTRIBUTIONS = (*_LISTED, "uniform", "int_uniform", "q_uniform", "log_uniform_values")
 _MACRO = "${args_no_hyphens}"
+_READ_BY_RUN = ("method", "protocol", "scenario", *SEEDS)  # as lists, with 0-2 and all
+_ONE_VALUE = ("[", "{", '"', "'")  # what starts a list, a mapping or a quoted text in YAML
 TARGETS = tuple(
     f"{split}/{name}" for split in ("val", "id_val") for name, m in METRICS.items() if m.tasks
 )
@@ -182,7 +184,8 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
     """Read a sweep file.
 
     ``path`` can be the name of a sweep that comes with the package, such as ``ltdo``. ``pairs``,
-    each ``KEY=VALUE``, apply to every point and override the file's values of their keys.
+    each ``KEY=VALUE``, override the file's values of their keys. Commas part several values, except
+    in a list or a quoted text of YAML.
 
     Raises:
         SettingsError: If the sweep cannot run here, with a one-sentence message that names the key.
@@ -206,7 +209,9 @@ def load_sweep(path: Path, pairs: Iterable[str] = ()) -> Sweep:
             parameters = {name: p for name, p in parameters.items() if name not in SEEDS}
         meant = _full_name(key)
         same = [n for n in parameters if n.endswith(f".{key}") or _full_name(n) == meant]
-        parameters[same[0] if len(same) == 1 else key] = Choice((value,))
+        whole = key in _READ_BY_RUN or value.startswith(_ONE_VALUE)
+        values = (value,) if whole else tuple(listed(value))
+        parameters[same[0] if len(same) == 1 else key] = Choice(values)
     objective = _objective(path, layer.get("metric"))
     cap = layer.get("run_cap")
     if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
