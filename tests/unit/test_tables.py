@@ -24,7 +24,7 @@ from feddg_bench.analysis.tables.describe import (
     load_description,
     named_tables,
 )
-from feddg_bench.analysis.tables.generic import frames
+from feddg_bench.analysis.tables.generic import frames, leaderboards
 from feddg_bench.analysis.tables.grid import DASH, Grid
 from feddg_bench.analysis.tables.make import TableOptions, make_table, make_tables
 from feddg_bench.analysis.tables.rows import of_setup
@@ -406,6 +406,39 @@ def test_a_row_at_another_learning_rate_than_the_reference_says_so(
             "optimisers, too"
         ],
     }
+
+
+@pytest.mark.parametrize(
+    ("under_sgd", "gaps"),
+    [
+        ({"scaffold"}, {"digits4-ltdo-quick": {"FedProx": 10.0, "SCAFFOLD": -15.0}}),
+        ({"fedavg"}, {"digits4-ltdo-quick": {"FedProx": 10.0}}),
+        (
+            {"fedavg", "scaffold"},
+            {
+                "digits4-ltdo-quick": {"FedProx": 10.0},
+                "digits4-ltdo-quick-sgd": {"SCAFFOLD": 5.0},
+            },
+        ),
+    ],
+)
+def test_methods_are_compared_with_the_reference_under_their_optimiser(
+    add: Add, tmp_path: Path, under_sgd: set[str], gaps: dict[str, dict[str, float]]
+) -> None:
+    add("fedavg", test=(0.5,))
+    add("fedprox", test=(0.6,))
+    for method, accuracy in (("fedavg", 0.3), ("scaffold", 0.35)):
+        if method in under_sgd:
+            add(method, test=(accuracy,), train__lr=0.1, train__optimizer="sgd")
+    found = {}
+    for table in leaderboards(read_frame(tmp_path)):
+        grid = build(table.name, table.description, table.runs, any_paper=True)
+        found[table.name] = {
+            row: float(cell["value"])
+            for (row, column), cell in cells(grid).items()
+            if column == "unseen difference" and cell["value"]
+        }
+    assert found == {name: pytest.approx(by_row) for name, by_row in gaps.items()}
 
 
 def test_definitions_describe_a_bootstrap_over_seeds_only_if_there_are_several(

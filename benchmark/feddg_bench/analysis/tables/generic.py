@@ -1,7 +1,7 @@
 """Frames: sets of comparable runs, and tables of them that need no description file.
 
 The methods of a frame share the distribution of images over clients, the backbone, the image size
-and the number of rounds.
+and the number of rounds; also the optimiser, if FedAvg ran with several.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ AGAINST = "fedavg"
 ADDED = {"data.background": "black", "data.exif": False}
 """Settings added after the first records were made -> the value in records that lack them."""
 
+_OPTIMIZER = "train.optimizer"
 _FEDERATION = ("federation.rounds", "federation.per_round")
 
 
@@ -72,6 +73,9 @@ class Frame:
     description: Description  # of a table with a column per scenario and a row per method
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
+    optimizer: str = (
+        ""  # of these runs, if others of the setup with another are a frame of their own
+    )
     others: int = 0  # number of runs of the setup in other frames, if this one stands for it
 
     def described(self, select: Rule | None) -> Description:
@@ -106,7 +110,9 @@ def frames(
         free: Settings in which runs of a frame may differ.
     """
     found: list[Frame] = []
-    for name, title, recipe, members in _setups(runs):
+    reference = AGAINST if against is None else against
+    parts = (part for of in _setups(runs) for part in _by_optimizer(*of, reference, free))
+    for name, title, recipe, members, optimizer in parts:
         together = _together(members, free)
         first = members[0]
         usual = usual_settings(first.recipe, first.dataset) or together[0][0]
@@ -122,6 +128,7 @@ def frames(
                     _describe(title + more, mine, known),
                     tuple(mine),
                     recipe,
+                    optimizer,
                 )
             )
     return sorted(found, key=lambda frame: natural(frame.name))
@@ -158,13 +165,14 @@ def trained(runs: Iterable[RecordedRun]) -> float:
 def most_telling(frames: Sequence[Frame]) -> list[Frame]:
     """Return, for each data set and protocol, the largest frame and the best trained one.
 
-    Each folder of a user's own images and each encoder of features counts as a data set. The
-    largest has the most runs in its rows; `trained` says how well a frame's runs are trained.
+    Each folder of a user's own images and each encoder of features counts as a data set, and so
+    does an optimiser with a frame of its own. The largest has the most runs in its rows; `trained`
+    says how well a frame's runs are trained.
     """
     found: dict[tuple[str | None, ...], list[Frame]] = {}
     for frame in frames:
         first = frame.runs[0]
-        of = (first.dataset, first.label, _encoder(first), first.protocol)
+        of = (first.dataset, first.label, _encoder(first), first.protocol, frame.optimizer)
         found.setdefault(of, []).append(frame)
 
     def size(frame: Frame) -> int:
@@ -321,6 +329,32 @@ def _setups(runs: pd.DataFrame) -> Iterator[tuple[str, str, str, list[RecordedRu
                 setup,
                 [*members["run"]],
             )
+
+
+def _by_optimizer(
+    name: str,
+    title: str,
+    setup: str,
+    runs: list[RecordedRun],
+    against: str,
+    free: Collection[str],
+) -> Iterator[tuple[str, str, str, list[RecordedRun], str]]:
+    """Yield a setup's runs with the recipe's optimiser, and those with each other one.
+
+    A difference to the method ``against`` is then one of methods alone. If it has no runs with the
+    optimiser of a method, that method's runs stay with the recipe's.
+    """
+    usual = (usual_settings(runs[0].recipe, runs[0].dataset) or {}).get(_OPTIMIZER)
+    methods: dict[str, set[str]] = {}
+    for run in runs:
+        methods.setdefault(str(run.settings.get(_OPTIMIZER)), set()).add(run.method)
+    both = _OPTIMIZER not in free and against in methods.get(str(usual), ())
+    apart = sorted(by for by, of in methods.items() if both and by != usual and {against} < of)
+    rest = [run for run in runs if str(run.settings.get(_OPTIMIZER)) not in apart]
+    yield name, title, setup, rest, str(usual) if apart else ""
+    for by in apart:
+        mine = [run for run in runs if str(run.settings.get(_OPTIMIZER)) == by]
+        yield f"{name}-{file_name(by)}", f"{title}, {by.upper()}", f"{setup}, {by}", mine, by
 
 
 def _encoder(run: RecordedRun) -> str:
