@@ -755,6 +755,17 @@ def test_cells_of_another_protocol_take_the_tuning_of_the_runs_at_hand(tmp_path:
     assert " tuned=ltdo" in command
 
 
+def test_a_setting_that_the_command_replaced_is_not_called_tuned(tmp_path: Path) -> None:
+    save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}))
+    made = record("fedavg", settings={"train": {"lr": 0.1}})
+    mine = TunedRecord(trials=8, settings={"train.lr": 0.004})
+    save(tmp_path, made.model_copy(update={"tuned": mine}))
+    (table,) = frames(read_frame(tmp_path))
+    notes = " ".join(build("t", table.description, table.runs).notes)
+    assert "8 trials of one seed on ip-o-c: FedProx; not tuned: FedAvg" in notes
+    assert "FedAvg was tuned to" not in notes
+
+
 def test_rows_of_unequal_trials_say_so(tmp_path: Path) -> None:
     save(tmp_path, tuned_record("fedprox", 0, 8, **{"train.lr": 0.004}))
     save(tmp_path, tuned_record("fedavg", 0, 4), tuned_record("moon", 0, 4))

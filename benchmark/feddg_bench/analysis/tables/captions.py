@@ -300,7 +300,7 @@ def tuning(rows: Sequence[Row]) -> list[str]:
     by_trials: dict[str, list[str]] = {}
     for row in rows:
         if row.members:
-            words = {run.tuned.words if run.tuned else "not tuned" for run in row.members}
+            words = {_tuning_of(run) for run in row.members}
             by_trials.setdefault(" or ".join(sorted(words)), []).append(row.label)
     said = "; ".join(f"{words}: {', '.join(by_trials[words])}" for words in sorted(by_trials))
     how = f"{next(iter(by_trials))} each" if len(by_trials) == 1 else said
@@ -311,6 +311,12 @@ def tuning(rows: Sequence[Row]) -> list[str]:
             "including those that test on these domains"
         )
     return [f"settings were tuned on held-out images of the training domains, {how}"]
+
+
+def _tuning_of(run: RecordedRun) -> str:
+    """Return how a run's settings were tuned; those that its command replaced were not."""
+    replaced = run.tuned and any(run.settings.get(k) != v for k, v in run.tuned.settings.items())
+    return run.tuned.words if run.tuned and not replaced else "not tuned"
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
@@ -330,7 +336,8 @@ def _rows(sheet: Sheet) -> Iterator[str]:
     for row in sheet.rows:
         own, chosen, unlike = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for run in row.members:
-            chosen |= run.tuned.settings if run.tuned else {}
+            of_ledger = run.tuned.settings.items() if run.tuned else ()
+            chosen |= {key: value for key, value in of_ledger if run.settings.get(key) == value}
         for run in {(run.dataset, id(run.settings)): run for run in row.members}.values():
             keys = [k for k in run.settings if k not in {*aside, *chosen} and k[:6] != "hyper."]
             own |= values(differences(run.settings, sheet.usual[run.dataset], keys))
