@@ -197,9 +197,11 @@ TEXT_WIDTH = 335.0
 r"""In points: ten less than ``\textwidth`` of a 10 pt article, as widths are estimates."""
 COLUMN_GAP = 7.0
 r"""Points between two columns, twice ``\tabcolsep``."""
-LINES = 42
-"""Maximum number of lines in a float; further blocks go into another float."""
-SMALLER = ((42, r"\footnotesize"), (34, r"\small"))
+LINES = 39
+"""Maximum number of lines in a float, without its caption; the other blocks go into another one."""
+HEAD = 4
+"""Lines that the head and the rules of a block take."""
+SMALLER = ((44, r"\scriptsize"), (42, r"\footnotesize"), (34, r"\small"))
 """Numbers of rows above which a block fits on a page only in a smaller font."""
 
 
@@ -222,7 +224,7 @@ def latex(grid: Grid) -> str:
         *(printable(f"% {text}") for text in grid.notes),
     ]
     blocks = grid.blocks(lambda places: _points(grid, places) <= TEXT_WIDTH)
-    each = max(1, LINES // (len(grid.lines) + 3))
+    each = max(1, LINES // (len(grid.lines) + HEAD))
     size = next((font for rows, font in SMALLER if len(grid.lines) > rows), "")
     label = re.sub(r"[^A-Za-z0-9-]+", "-", grid.name)
     for start in range(0, len(blocks), each):
