@@ -313,10 +313,16 @@ def tuning(rows: Sequence[Row]) -> list[str]:
     return [f"settings were tuned on held-out images of the training domains, {how}"]
 
 
+def _selected(run: RecordedRun) -> dict[str, Any]:
+    """Return the settings that tuning selected, without those that the run's command replaced."""
+    found = run.tuned.settings.items() if run.tuned else ()
+    return {key: value for key, value in found if run.settings.get(key) == value}
+
+
 def _tuning_of(run: RecordedRun) -> str:
-    """Return how a run's settings were tuned; those that its command replaced were not."""
-    replaced = run.tuned and any(run.settings.get(k) != v for k, v in run.tuned.settings.items())
-    return run.tuned.words if run.tuned and not replaced else "not tuned"
+    """Return how a run's settings were tuned; they were not if its command replaced one."""
+    whole = run.tuned and _selected(run) == run.tuned.settings
+    return run.tuned.words if run.tuned and whole else "not tuned"
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
@@ -336,8 +342,7 @@ def _rows(sheet: Sheet) -> Iterator[str]:
     for row in sheet.rows:
         own, chosen, unlike = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for run in row.members:
-            of_ledger = run.tuned.settings.items() if run.tuned else ()
-            chosen |= {key: value for key, value in of_ledger if run.settings.get(key) == value}
+            chosen |= _selected(run)
         for run in {(run.dataset, id(run.settings)): run for run in row.members}.values():
             keys = [k for k in run.settings if k not in {*aside, *chosen} and k[:6] != "hyper."]
             own |= values(differences(run.settings, sheet.usual[run.dataset], keys))

@@ -73,9 +73,7 @@ class Frame:
     description: Description  # of a table with a column per scenario and a row per method
     runs: tuple[RecordedRun, ...]
     recipe: str  # label of the runs' recipe, with `, tuned` if their settings were tuned
-    optimizer: str = (
-        ""  # of these runs, if others of the setup with another are a frame of their own
-    )
+    optimizer: str = ""  # of these runs, if those of other optimisers are apart
     others: int = 0  # number of runs of the setup in other frames, if this one stands for it
 
     def described(self, select: Rule | None) -> Description:
