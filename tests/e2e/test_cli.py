@@ -620,6 +620,19 @@ def test_several_methods_under_several_protocols(feddg):
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "clients"), [("domain", 2), ("per_domain", 4), ("heterogeneous", 100)]
+)
+def test_previews_count_the_clients_of_the_partition(feddg, kind, clients):
+    asked = ("--scenario", "ip-o-c", "--rounds", "1", f"partition.kind={kind}", "clients=100")
+    asked = (*asked, "data.image_size=8", "federation.per_round=null")
+    planned = feddg("run", *asked, "--dry-run")
+    assert f"1 pending run: {clients} local trainings (1 round x {clients} clients each)" in (
+        planned.out + planned.err
+    )
+    assert f", 1 round, all of {clients} clients a round" in feddg("run", *asked).err
+
+
 def test_several_methods_end_in_one_table_with_differences_to_the_first(feddg, tmp_path):
     run = ("run", "--method", "FedProx,FedAvg", *TINY, "--rounds", "1")
     done = feddg(*run)

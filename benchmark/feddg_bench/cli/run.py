@@ -195,11 +195,7 @@ def _list(
         if state in states
     )
     lines.append(f"{counted(len(plans), 'run')}: {counts} in {from_here(resources.results)}")
-    pending = [
-        Work.of(plan.settings, plan.recipe, plan.dataset.label)
-        for plan, state in zip(plans, states, strict=True)
-        if state != "done"
-    ]
+    pending = [Work.of(plan) for plan, state in zip(plans, states, strict=True) if state != "done"]
     say("\n".join([*lines, *forecast(pending, resources.results)]))
     if resources.device not in ("auto", "cpu"):
         from feddg_bench.engine.devices import find_devices
@@ -332,9 +328,8 @@ class ProfileCommand(Machine, Experiment):
                 )
             if self.synthetic:
                 s, classes = plan.settings, len(plan.dataset.classes)
-                federation = measured_federation(
-                    s, s.partition.clients, self.synthetic, classes, plan.dataset
-                )
+                clients = s.partition.count(len(plan.scenario.train))
+                federation = measured_federation(s, clients, self.synthetic, classes, plan.dataset)
             else:
                 federation = open_federation(plan, data)[0]
             measured.append(profile(plan, federation, resources))

@@ -181,6 +181,11 @@ class PartitionSettings(Section):
     seed: int | None = Field(None, ge=0)
     """Seed of the partition alone, such as FedDG_Benchmark's 1001; null: from the run's seed."""
 
+    def count(self, domains: int) -> int:
+        """Return the number of clients, given the number of training domains."""
+        by_kind = {"pooled": 1, "domain": domains, "per_domain": domains * self.clients_per_domain}
+        return by_kind.get(self.kind, self.clients)
+
 
 BACKBONE_NAMES = (
     "small_cnn",

@@ -61,7 +61,7 @@ def outlook(plans: Sequence[Plan], resources: Resources) -> Iterator[str]:
 
 def _set_up(plan: Plan) -> str:
     s = plan.settings
-    clients, chosen = s.partition.clients, s.federation.per_round
+    clients, chosen = s.partition.count(len(plan.scenario.train)), s.federation.per_round
     who = f"{'all' if chosen is None else chosen} of {counted(clients, 'client')} a round"
     if s.partition.kind == "pooled":
         who = "all images in one place"

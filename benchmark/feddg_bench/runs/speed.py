@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from feddg_bench.common.files import from_here
 from feddg_bench.common.terminal import duration
 from feddg_bench.common.titles import counted
-from feddg_bench.config.schema import RunSettings
 from feddg_bench.plugins import method_title
 from feddg_bench.records.runs import read_runs
+
+if TYPE_CHECKING:
+    from feddg_bench.runs.request import Plan
 
 _NAMED = 3
 """Maximum number of methods that a text names."""
@@ -41,12 +43,11 @@ class Work:
     epochs: int  # local epochs
 
     @classmethod
-    def of(cls, settings: RunSettings, recipe: str, label: str) -> Work:
-        """Return the work of a run on the data set with this `DomainDataset.label`."""
-        s = settings
-        size = s.data.image_size
-        kind = Kind(s.method, s.dataset, label or None, recipe, s.backbone.name, size)
-        clients = s.federation.per_round or s.partition.clients
+    def of(cls, plan: Plan) -> Work:
+        """Return the work of a planned run."""
+        s, label = plan.settings, plan.dataset.label or None
+        kind = Kind(s.method, s.dataset, label, plan.recipe, s.backbone.name, s.data.image_size)
+        clients = s.federation.per_round or s.partition.count(len(plan.scenario.train))
         return cls(kind, s.federation.rounds, clients, s.train.local_epochs)
 
     @property

@@ -82,7 +82,7 @@ def jobs(pairs: Sequence[str], datasets: Datasets, results: Path = Path("runs"))
                 encoding=Encoding.of(s),
                 rounds=s.federation.rounds,
                 has_val=plan.scenario.val is not None,
-                work=Work.of(s, plan.recipe, plan.dataset.label),
+                work=Work.of(plan),
                 tuned=plan.tuned,
             )
         )
