@@ -458,6 +458,16 @@ def test_ranks_are_over_data_sets_and_said_to_be_few(add: Add, tmp_path: Path) -
     assert isinstance(picture, Picture)
     said = picture.figure.legends[0].get_title().get_text()
     assert "(Digits4, PACS, RotatedMNIST)" in said.replace("\n", " ")
+    for seed in range(5):  # more runs in another setup, but of fewer methods
+        for method in ("fedavg", "moon"):
+            add(method, test=(0.1,), seed=seed, partition={"heterogeneity": 0.5})
+    again = ranks(run_frame([*read_runs(tmp_path), *others]), EVERYTHING)
+    assert isinstance(again, Picture)
+    assert [(row["series"], row["Digits4"]) for row in numbers(again)] == [
+        ("MOON", "70.0"),
+        ("PARDON", "60.0"),
+        ("FedAvg", "50.0"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,10 @@ def critical_difference(methods: int, datasets: int) -> float:
 def ranks(runs: pd.DataFrame, choice: Selection) -> Picture | str:
     """Draw average ranks over data sets with the critical difference (Demsar, JMLR 2006).
 
-    Notes state the rank correlation of each pair of data sets.
-    Each data set counts once, with the recipe and federation that have the most runs. All have the
-    protocol that allows the most comparisons, unless none has two methods on two data sets. Returns
-    a sentence if no two methods share two data sets.
+    Notes state the rank correlation of each pair of data sets. Each data set counts once, with the
+    recipe and federation that have the most methods, then the most runs. All have the protocol that
+    allows the most comparisons, unless none has two methods on two data sets. Returns a sentence if
+    no two methods share two data sets.
     """
     each = [(protocol, mine, *_shared(mine, choice)) for protocol, mine in runs.groupby("protocol")]
     enough = [found for found in each if min(found[2].shape) > 1]
@@ -156,7 +156,11 @@ def _shared(runs: pd.DataFrame, choice: Selection) -> tuple[pd.DataFrame, Sequen
     """Return the means of the methods that data sets share, by data set, and notes on omissions."""
     protocols = {*runs["protocol"]}
     largest: dict[str, Frame] = {}
-    for frame in sorted(frames(runs), key=lambda frame: (-len(frame.runs), frame.name)):
+
+    def size(frame: Frame) -> tuple[int, int, str]:
+        return -len({run.method for run in frame.runs}), -len(frame.runs), frame.name
+
+    for frame in sorted(frames(runs), key=size):
         largest.setdefault(frame.runs[0].dataset, frame)
     rows = []
     for frame in largest.values():
