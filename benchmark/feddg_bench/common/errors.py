@@ -4,6 +4,7 @@ import difflib
 import signal
 import sysconfig
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,8 @@ def unknown(kind: str, name: str, known: Iterable[str], meant: str | None = None
     "unknown method 'fedgam'; did you mean 'fedgma'? Known: fedavg, fedgma"
     >>> unknown("setting", "hyper.mu", [])
     "unknown setting 'hyper.mu': the method has no settings of its own, so leave it out"
+    >>> unknown("sweep", "every", ["lodo", "tune/afl", "tune/erm"])
+    "unknown sweep 'every'. Known: lodo, tune/NAME (2 names)"
     """
     names = sorted(set(known))
     if not names and (owner := _OWNERS.get(name.partition(".")[0])):
@@ -124,6 +127,9 @@ def unknown(kind: str, name: str, known: Iterable[str], meant: str | None = None
 
 
 def _shown(names: Sequence[str]) -> str:
+    folders = Counter(name.rpartition("/")[0] for name in names if "/" in name)
+    names = [name for name in names if "/" not in name]
+    names += [f"{folder}/NAME ({n} names)" for folder, n in folders.items()]
     shown = ", ".join(names) or "none"
     if len(shown) > MOST_LETTERS:
         first = shown[:MOST_LETTERS].count(", ") or 1
