@@ -618,13 +618,14 @@ def test_selection_refuses_unknown_names_and_says_what_would_make_records(
     add: Add, tmp_path: Path
 ) -> None:
     add()
-    one = Selection((tmp_path,), "digits4", "ltdo", ("oc-i-p",), ("fedavg",))
+    one = Selection((tmp_path,), ("digits4",), ("ltdo",), ("oc-i-p",), ("fedavg",))
     assert len(one.runs()) == 1
+    assert len(replace(one, dataset=("digits4", "pacs"), protocol=("lodo", "ltdo")).runs()) == 1
     assert len(replace(one, recipe=("mine",)).runs()) == 1
     for wanted, near in (
         ({"method": ("fedavgg",)}, "did you mean 'fedavg'"),
-        ({"dataset": "digit4"}, "did you mean 'digits4'"),
-        ({"protocol": "ltod"}, "did you mean 'ltdo'"),
+        ({"dataset": ("digit4",)}, "did you mean 'digits4'"),
+        ({"protocol": ("ltod",)}, "did you mean 'ltdo'"),
         ({"scenario": ("oc-i-q",)}, "did you mean 'oc-i-p'"),
         ({"recipe": ("mine", "mime")}, "did you mean 'mine'"),
         ({"split": "tset"}, "did you mean 'test'"),
@@ -634,7 +635,7 @@ def test_selection_refuses_unknown_names_and_says_what_would_make_records(
     with pytest.raises(
         DataError, match="feddg-bench run --dataset digits4 --protocol lodo --method moon"
     ):
-        replace(one, protocol="lodo", scenario=None, method=("moon",)).runs()
+        replace(one, protocol=("lodo",), scenario=None, method=("moon",)).runs()
 
 
 # ------------------------------------------------------------------------------- files

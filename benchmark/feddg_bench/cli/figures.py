@@ -66,7 +66,6 @@ figures_app = typer.Typer(
 
 Formats = Annotated[str, typer.Option(help="Comma-separated: png, pdf.")]
 Listed = Annotated[str | None, typer.Option(help="Comma-separated; default: all with records.")]
-One = Annotated[str | None, typer.Option(help="Default: all that have records.")]
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ class Records:
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; default RESULTS/figures.")
     ] = None
-    dataset: One = None
-    protocol: One = None
+    dataset: Listed = None
+    protocol: Listed = None
     scenario: Listed = None
     method: Listed = None
     recipe: Listed = None
@@ -97,8 +96,8 @@ class Records:
 
         return Selection(
             tuple(record_folders(self.results)[0]),
-            None if self.dataset == "all" else self.dataset,
-            None if self.protocol == "all" else self.protocol,
+            _chosen(self.dataset, names("data set")),
+            _chosen(self.protocol),
             _chosen(self.scenario),
             _chosen(self.method, names("method")),
             _chosen(self.recipe),
@@ -153,7 +152,8 @@ def _pictures(name: str, runs: pd.DataFrame, choice: Selection) -> Iterable[Pict
 
 def _unswept(name: str, choice: Selection) -> str:
     """Return the message that no two values can be compared, with a command that makes some."""
-    on = f" dataset={choice.dataset}" if choice.dataset not in (None, "digits4") else ""
+    asked = ",".join(choice.dataset or ())
+    on = f" dataset={asked}" if asked not in ("", "digits4") else ""
     what = {"lambda": "lambda", "clients": "K/N", "strength": "Q"}[name]
     return (
         f"{name}: the records hold no two values of {what} that could be compared; make some: "

@@ -39,8 +39,8 @@ class Selection:
     """Records to draw, and which of their numbers; ``None`` means all."""
 
     results: tuple[Path, ...] = (FOLDERS[0],)  # folders of records
-    dataset: str | None = None  # name of a data set
-    protocol: str | None = None  # name of a protocol
+    dataset: tuple[str, ...] | None = None  # names of data sets
+    protocol: tuple[str, ...] | None = None  # names of protocols
     scenario: tuple[str, ...] | None = None  # names of scenarios
     method: tuple[str, ...] | None = None  # names of methods
     recipe: tuple[str, ...] | None = None  # labels of recipes
@@ -78,7 +78,6 @@ class Selection:
             ("recipe", "recipe of these records", ()),
         ):
             asked = getattr(self, field)
-            asked = (asked,) if isinstance(asked, str) else asked
             if asked is None:
                 continue
             have = {*found[field], *installed}
