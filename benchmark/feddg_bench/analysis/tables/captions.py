@@ -321,8 +321,9 @@ def _selected(run: RecordedRun) -> dict[str, Any]:
 
 def _tuning_of(run: RecordedRun) -> str:
     """Return how a run's settings were tuned; they were not if its command replaced one."""
-    whole = run.tuned and _selected(run) == run.tuned.settings
-    return run.tuned.words if run.tuned and whole else "not tuned"
+    if run.tuned and _selected(run) == run.tuned.settings:
+        return run.tuned.words
+    return "not tuned"
 
 
 def _privacy(rows: Sequence[Row]) -> list[str]:
