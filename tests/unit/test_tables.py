@@ -296,11 +296,17 @@ def test_summaries_over_clients_are_compared_once_for_each_scenario(
     for seed, scenario in product(range(3), SCENARIOS):
         add("fedavg", scenario, seed, id_test=(0.8,), clients=0.6)
         add("pardon", scenario, seed, id_test=(0.8,), clients=0.65)
+        add("moon", scenario, seed, id_test=(0.8,))
     (made,) = make_tables(["generic"], [tmp_path], TableOptions.of(metric="client_worst")).grids
     found = cells(made)
-    assert float(found["PARDON", "test mean"]["value"]) == pytest.approx(65)
-    assert float(found["PARDON", "test difference"]["value"]) == pytest.approx(5)
-    assert not [place for _, place in found if "unseen" in place or "id_test" in place]
+    heads = {head for _, head in found}
+    assert {"by test domain mean", "by test domain difference"} < heads
+    assert float(found["PARDON", "by test domain mean"]["value"]) == pytest.approx(65)
+    assert float(found["PARDON", "by test domain difference"]["value"]) == pytest.approx(5)
+    assert not [head for head in heads if head.startswith(("unseen", "test", "id_test"))]
+    assert found["MOON", "by test domain mean"]["footnotes"] == (
+        "these runs do not measure client_worst: it needs data.client_test_fraction, such as 0.2"
+    )
 
 
 def test_compute_is_a_ratio_over_the_reference_and_a_dash_where_a_record_counts_none(

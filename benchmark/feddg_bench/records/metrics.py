@@ -204,7 +204,7 @@ class Metric:
         if self.clients == CLIENT_SPLITS[1]:
             return "federation.unseen_clients, such as 2"
         if self.clients:
-            own = " and a method whose clients have models of their own, such as fedbn"
+            own = ", and a method whose clients have models of their own, such as fedbn"
             return "data.client_test_fraction, such as 0.2" + own * (self.clients == PERSONAL)
         return f"evaluation.metrics=[{self.name}]" if self.asked else ""
 

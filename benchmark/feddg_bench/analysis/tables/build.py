@@ -27,6 +27,7 @@ from feddg_bench.analysis.tables.grid import DASH, MARKS, REFERENCE, Bold, Entry
 from feddg_bench.analysis.tables.rows import Row, by_round, choose_rows, fill_rows, on_split
 from feddg_bench.analysis.tables.setups import departures
 from feddg_bench.analysis.tables.sheet import Sheet
+from feddg_bench.records.metrics import METRICS
 from feddg_bench.records.published import Published, published_accuracy, published_number
 from feddg_bench.records.robustness import at_equal_id
 from feddg_bench.records.rules import CHOOSING, Rule
@@ -353,7 +354,10 @@ def p_text(value: float) -> str:
 def _silence(column: MeasuredColumn) -> str:
     """Return why a row's runs have no number for a column."""
     chooses = CHOOSING.get(column.rule)
-    lacks = f"measure {column.metric} on {column.split or 'a run'}"
+    known = METRICS.get(column.metric)
+    where = "" if known and known.clients else f" on {column.split or 'a run'}"
+    needs = f": it needs {known.needs}" if known and known.needs else ""
+    lacks = f"measure {column.metric}{where}{needs}"
     if chooses and chooses != column.split:
         return (
             f"rule {column.rule} needs the split {chooses}, which these runs lack, or they do not "

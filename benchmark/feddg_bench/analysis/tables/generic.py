@@ -388,7 +388,7 @@ def _describe(
         "detectable": len({run.train for run in runs}) < FEWEST,
         "p_value": len({run.seed for run in runs}) < FEWEST,
         "p_same": len({run.seed for run in runs}) < FEWEST,
-        "compute": not any("teraflop" in run.costs for run in runs),
+        "compute": not any("teraflop" in run.costs for run in runs if run.method == against),
     }
     summaries = {
         kind: one.head

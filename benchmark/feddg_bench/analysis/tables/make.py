@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+BY_TEST_DOMAIN = "by test domain"
+"""Head over accuracies of clients, whose images are not of the test domain."""
+
 WORDS = ("all", "generic")
 """Words that are accepted in addition to names of tables."""
 
@@ -297,20 +300,23 @@ def _measuring(description: Description, metric: str, runs: Sequence[RecordedRun
     ]
     found = find_metric(metric, task)
     if found.over is not None or metric in DERIVED:
-        groups = _of_test(groups) or groups
+        groups = _of_test(groups, BY_TEST_DOMAIN if found.clients else "test") or groups
     wanted = {**shown_as(found), "lower_is_better": found.lower}
     return description.model_copy(update={**wanted, "groups": groups})
 
 
-def _of_test(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
-    """Return the columns of the split ``test``, each once, for a metric that others lack."""
+def _of_test(groups: Sequence[GroupSpec], head: str) -> list[GroupSpec]:
+    """Return the columns of the split ``test``, each once, for a metric that others lack.
+
+    ``head`` replaces the heads that name this split.
+    """
     kept: list[GroupSpec] = []
     for group in groups:
         columns = [c for c in group.columns if (c.split or group.split or "test") == "test"]
         kinds = {k: head for k, head in group.summaries.items() if k not in ("id_test", "excess")}
         shown = any(columns == o.columns and {*kinds} <= {*o.summaries} for o in kept)
         if columns and not (shown and group.hidden):
-            head = "test" if group.head == UNSEEN else group.head
-            more = {"columns": columns, "summaries": kinds, "head": head}
+            told = head if group.head in (UNSEEN, "test") else group.head
+            more = {"columns": columns, "summaries": kinds, "head": told}
             kept.append(group.model_copy(update=more))
     return kept
