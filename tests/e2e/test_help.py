@@ -103,7 +103,13 @@ def test_negative_halves_are_accepted(feddg: Run) -> None:
     assert feddg("run", *words).code == 0
 
 
-@pytest.mark.parametrize("line", [x for text in EXAMPLES.values() for x in text.splitlines()])
+LINES = [line for text in EXAMPLES.values() for line in text.splitlines()]
+PLANS_700_RUNS = "feddg-bench sweep lambda rounds=5 --workers 2"  # as another example does
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(x, marks=[pytest.mark.nightly] * (x == PLANS_700_RUNS)) for x in LINES]
+)
 def test_examples_of_the_help_are_valid(feddg: Run, line: str) -> None:
     name, command, *words = line.split()
     assert (name, len(line) <= 76) == ("feddg-bench", True)

@@ -144,7 +144,9 @@ def test_workers_of_a_sweep_log_their_runs(
     assert logs == {key: expected(record) for key, record in records.items()}
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [MOMENTS[0], *(pytest.param(m, marks=pytest.mark.nightly) for m in MOMENTS[1:])]
+)
 def test_a_logger_that_fails_is_named_once_and_harms_nothing(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

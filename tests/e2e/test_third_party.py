@@ -237,6 +237,7 @@ FAULTS = {
     ),
 }
 """Fault of a package -> its module, its object, and the sentence about it."""
+SLOW = pytest.mark.nightly
 every_fault = pytest.mark.parametrize("fault", FAULTS)
 TWICE = (
     "the packages feddg-bench and theirs each have a {kind} {name}; uninstall theirs, or rename "
@@ -269,7 +270,13 @@ def test_lists_leave_out_what_cannot_be_used_and_say_so(
 
 @pytest.mark.parametrize(
     ("command", "fault"),
-    [*(("run --method", fault) for fault in FAULTS), ("tune --trials 4 --methods", "import")],
+    [
+        *(
+            pytest.param("run --method", fault, marks=() if fault == "import" else SLOW)
+            for fault in FAULTS
+        ),
+        pytest.param("tune --trials 4 --methods", "import", marks=SLOW),
+    ],
 )
 def test_all_methods_are_those_that_can_be_used(installed, feddg, caplog, command, fault):
     text, name, said = FAULTS[fault]

@@ -62,7 +62,7 @@ def test_with_batch_normalisation_there_is_nothing_to_tell(run, caplog):
 # ------------------------------------------------------------------------- personal models
 
 
-@pytest.mark.parametrize("more", [{}, BATCH])
+@pytest.mark.parametrize("more", [{}, pytest.param(BATCH, marks=pytest.mark.nightly)])
 def test_a_personal_model_is_the_clients_own_after_training(start_run, toy_federation, more):
     """Its accuracy stays with the client; FedAvg has no such model."""
     held = dict(zip(toy_federation.clients, np.arange(60).reshape(4, 15), strict=True))

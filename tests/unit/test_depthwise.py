@@ -184,7 +184,10 @@ class _Kernels(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("network", "sides", "folds"),
-    [("mobilenet_v2", {3}, False), ("efficientnet_lite0", {3, 5}, "auto")],
+    [
+        ("mobilenet_v2", {3}, False),
+        pytest.param("efficientnet_lite0", {3, 5}, "auto", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_round_in_bf16_takes_no_slow_kernel(
     network: str, sides: set[int], folds: bool | str

@@ -54,10 +54,17 @@ def anchors(text):
     }
 
 
-WITH_PYTHON = [page for page in PAGES if "```python\n" in page.read_text()]
+SLOW = ("docs/howto/python.md",)
+WITH_PYTHON = [
+    pytest.param(
+        page, marks=[pytest.mark.nightly] * (pages.name(page) in SLOW), id=pages.name(page)
+    )
+    for page in PAGES
+    if "```python\n" in page.read_text()
+]
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=pages.name)
+@pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, cache, capsys):
     monkeypatch.setenv("FEDDG_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)

@@ -91,5 +91,6 @@ def test_the_simulations_use_the_tables_test() -> None:
     assert 0 < sum(expected) < 200
 
 
+@pytest.mark.nightly
 def test_the_published_simulations() -> None:
     assert simulations.FILE.read_text() == simulations.text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -64,9 +65,10 @@ def dotted_fields(
             yield f"{prefix}{name}", field
 
 
-def dotted_keys(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[str]:
-    """Yield every settable key of ``model``, such as ``train.lr``."""
-    return (key for key, _ in dotted_fields(model, prefix))
+@cache
+def dotted_keys(model: type[BaseModel] = RunSettings, prefix: str = "") -> tuple[str, ...]:
+    """Return every settable key of ``model``, such as ``train.lr``."""
+    return tuple(key for key, _ in dotted_fields(model, prefix))
 
 
 def kind_of(field: FieldInfo) -> str:
