@@ -319,6 +319,9 @@ def test_compute_is_a_ratio_over_the_reference_and_a_dash_where_a_record_counts_
             run = add(method, scenario)
             store.save(run.model_copy(update={"time": TimeRecord(flop=many)}))
 
+    count("fedavg", (None,) * 4)
+    count("pardon", (4e12,) * 4)
+    assert "unseen compute" not in {head for _, head in cells(generic(tmp_path))}
     count("fedavg", (1e12, 2e12, 1e12, 2e12))
     count("pardon", (4e12, 6e12, 4e12, 6.3e12))
     count("moon", (1e12, 2e12, 1e12, None))
