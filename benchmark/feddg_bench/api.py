@@ -168,7 +168,7 @@ def _no_argument(name: str, value: Any) -> str:
     other = meant(name, known)
     if other is None:
         with suppress(SettingsError):
-            key = meant(name, [*dotted_keys()]) or full_key(name)
+            key = meant(name, dotted_keys()) or full_key(name)
             return f"{name} is a setting: give it as settings={{{key!r}: {short(value)}}}"
     return unknown("argument of run", name, known, other)
 

@@ -134,6 +134,7 @@ def test_sets_of_public_suites(
     feddg: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, scenario: str
 ) -> None:
     monkeypatch.setattr(load_dataset(name), "counts", {})
+    # DomainNet has 345 classes, whose made-up images cost 10 s.
     monkeypatch.setattr(load_dataset(name), "classes", load_dataset(name).classes[:31])
     root = fabricate(name, tmp_path / "data")
     report = json.loads(feddg("data", "check", name, "--data-root", root, "--json").out)

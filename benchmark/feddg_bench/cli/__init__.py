@@ -263,7 +263,7 @@ def _nearest(word: str, params: Sequence[Any]) -> str:
     if any(param.name == "pairs" for param in params):  # the command takes settings
         from feddg_bench.config.layers import dotted_keys
 
-        keys = [*dotted_keys()]
+        keys = dotted_keys()
     for key in keys:
         settings.setdefault(key.rpartition(".")[2], f"{key}=VALUE")
     if option := meant(word, options):

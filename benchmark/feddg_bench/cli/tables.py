@@ -151,8 +151,7 @@ class TablesCommand(Shown):
                 text = write(grid).encode()
                 write_whole(folder / f"{grid.name}.{ending}", text, sync=False)
         if chosen.metric and len(runs) and not any(grid.filled()[0] for grid in grids):
-            needs = METRICS[chosen.metric].needs
-            say(f"no run has measured {chosen.metric}" + f": it needs {needs}" * bool(needs))
+            say(f"no run has measured {chosen.metric}{METRICS[chosen.metric].remedy}")
         if empty and len(runs):
             others = counted(len(empty), "other table" if written else "table")
             have = "has" if len(empty) == 1 else "have"

@@ -209,6 +209,11 @@ class Metric:
         return f"evaluation.metrics=[{self.name}]" if self.asked else ""
 
     @property
+    def remedy(self) -> str:
+        """The end of a sentence on runs that have not measured it; empty if it needs nothing."""
+        return f": it needs {self.needs}" if self.needs else ""
+
+    @property
     def label(self) -> str:
         """The title with its unit, as on an axis."""
         return f"{self.title} (%)" if self.percent else self.title

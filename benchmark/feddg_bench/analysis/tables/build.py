@@ -356,8 +356,7 @@ def _silence(column: MeasuredColumn) -> str:
     chooses = CHOOSING.get(column.rule)
     known = METRICS.get(column.metric)
     where = "" if known and known.clients else f" on {column.split or 'a run'}"
-    needs = f": it needs {known.needs}" if known and known.needs else ""
-    lacks = f"measure {column.metric}{where}{needs}"
+    lacks = f"measure {column.metric}{where}{known.remedy if known else ''}"
     if chooses and chooses != column.split:
         return (
             f"rule {column.rule} needs the split {chooses}, which these runs lack, or they do not "

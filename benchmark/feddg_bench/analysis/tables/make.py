@@ -313,7 +313,7 @@ def _of_test(groups: Sequence[GroupSpec], head: str) -> list[GroupSpec]:
     kept: list[GroupSpec] = []
     for group in groups:
         columns = [c for c in group.columns if (c.split or group.split or "test") == "test"]
-        kinds = {k: head for k, head in group.summaries.items() if k not in ("id_test", "excess")}
+        kinds = {k: text for k, text in group.summaries.items() if k not in ("id_test", "excess")}
         shown = any(columns == o.columns and {*kinds} <= {*o.summaries} for o in kept)
         if columns and not (shown and group.hidden):
             told = head if group.head in (UNSEEN, "test") else group.head
